@@ -109,7 +109,7 @@ def rank_main(rank: int, size: int, folder: Path, store: tuple[int, str, str], r
     jit = settings.JITCheckpointConfig(kill_wait=0, grace=_GRACE, spare=False, huge_pages=False, threads=1)
     subject = Counter()
     context = RunContext.create(folder, subject, jit, settings.PeriodicCheckpointConfig(), world=world)
-    inbox = Inbox(context)
+    inbox = Inbox.of_run(context)
 
     def on_signal(signum: int, count: int) -> None:
         now = context.clock.now()

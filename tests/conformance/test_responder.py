@@ -192,7 +192,7 @@ class Accelerate(Adapter):
         self.strategy.steps += 1
         if self.strategy.due():
             self.strategy.begin()
-            self.saves += self.strategy.left(not self.fails)
+            self.saves += self.strategy.conclude(not self.fails)
 
 
 class AccelerateRanks(Accelerate):
@@ -209,13 +209,15 @@ class RayTrain(Adapter):
 
     def __init__(self, folder: Path, jit: JITCheckpointConfig) -> None:
         super().__init__()
-        from lastcall.adapters.ray.worker.connection import Line
-        from lastcall.adapters.ray.worker.preemption_info import Echo
+        from lastcall.adapters.ray.worker.connection import RankConnection
+        from lastcall.adapters.ray.worker.preemption_info import PreemptionInfoWriter
         from lastcall.adapters.ray.worker.responder import ReportSave
 
         self.inside = False
-        echo: Any = Echo(SimpleNamespace(preemption_context=None))
-        self.save = ReportSave(jit, Line(MemoryStore(), 0, 1), echo, cast(Any, self), None, folder)
+        writer: Any = PreemptionInfoWriter(SimpleNamespace(preemption_context=None))
+        self.save = ReportSave(
+            jit, RankConnection(MemoryStore(), 0, 1), writer, cast(Any, self), None, folder
+        )
         self.save.save_seconds = 0.1
         self.context, self.phases = self.save.context, self.save.phases
         self.answer, self.strategy = self.save._answer, self.save

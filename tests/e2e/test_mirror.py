@@ -76,7 +76,7 @@ class Case:
         self._script = nursery.write(folder, SCRIPT)
         self.bucket = server.bucket("runs") / folder.name
 
-    def start(self, run: Path | None = None, **env: str) -> Child:
+    def start(self, run: Path | None = None, /, **env: str) -> Child:
         given = {**NOW, "LASTCALL_MIRROR": f"s3://runs/{self.folder.name}", **self._server.environment, **env}
         return self._nursery.start(
             self.folder, self._script, run or self.run, self.folder / "result", **given

@@ -34,7 +34,7 @@ class Case:
         self._nursery = nursery
         self._script = nursery.write(folder, SCRIPT)
 
-    def start(self, run: Path | None = None, **env: str) -> Child:
+    def start(self, run: Path | None = None, /, **env: str) -> Child:
         where = run or self.run
         return self._nursery.start(
             self.folder, SLOW, self._script, where, where.with_suffix(".result"), **{**NOW, **env}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from helpers.drill import harness
 
@@ -79,7 +80,7 @@ def prove(
     *words: str,
     launcher: tuple[str, ...] = (sys.executable,),
     options: tuple[object, ...] = (),
-):
+) -> Any:
     (folder / "train.py").write_text(source)
     return harness.drill(folder, "--prove", *options, "--", *launcher, "train.py", *words)
 

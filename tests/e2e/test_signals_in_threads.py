@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ JOINS = "thread = threading.Thread(target=train); thread.start(); thread.join()"
 SLEEPS = "thread = threading.Thread(target=train); thread.start(); time.sleep(1000)"
 LEAVES = "threading.Thread(target=train).start()"
 POOL = "with ThreadPoolExecutor(1) as pool: print(pool.submit(train).exception())"
-NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
+NOW: dict[str, Any] = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
 
 
 def start(nursery: Nursery, folder: Path, main: str, steps: int = 100_000, **env: str) -> Child:

@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 import time
+from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -32,10 +33,10 @@ class Rows(torch.utils.data.Dataset):
 
 
 class Diary(TrainerCallback):
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         print("from", state.global_step, flush=True)
 
-    def on_step_end(self, args, state, control, **_):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         time.sleep(PACE)
         print("step", state.global_step, flush=True)
 
@@ -43,7 +44,7 @@ class Diary(TrainerCallback):
 class SlowTrainer(Trainer):
     """On a volume that needs its time."""
 
-    def save_model(self, *arguments, **options):
+    def save_model(self, *arguments: Any, **options: Any) -> None:
         print("saving", flush=True)
         time.sleep(SLOW)
         super().save_model(*arguments, **options)

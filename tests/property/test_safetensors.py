@@ -5,10 +5,10 @@ import math
 import struct
 
 import safetensors as library
-import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import torch as library_torch
 
 from lastcall.errors import CheckpointError
 from lastcall.formats import layouts, safetensors
@@ -74,7 +74,7 @@ def as_torch(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
 @given(tensors(), metadata)
 def test_what_the_library_wrote_is_parsed(drawn: Drawn, about: dict[str, str]) -> None:
     known = {name: value for name, value in drawn.items() if value[0] in TORCH}
-    content = library.torch.save({name: as_torch(*value) for name, value in known.items()}, about or None)
+    content = library_torch.save({name: as_torch(*value) for name, value in known.items()}, about or None)
     parsed, found = safetensors.parse(content, len(content))
     read = {name: (info.dtype, info.shape, content[info.begin : info.end]) for name, info in parsed.items()}
     assert (read, found) == (known, about)

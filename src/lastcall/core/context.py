@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from lastcall import clock as clocks
 from lastcall import memory
 from lastcall.core.checkpoint import retention
-from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.catalog import PRIVATE, Catalog
 from lastcall.core.outcome import OutcomeCell
 from lastcall.core.progress.report import ProgressReport
 from lastcall.core.ranks.world import World
@@ -21,6 +22,8 @@ from lastcall.core.sync.latch import Latch
 from lastcall.events import EventLog, Progress
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage import files as storage
+
+NOWHERE = Path(os.devnull) / PRIVATE  # a folder that cannot exist: what is written there is dropped
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,20 @@ class NoticeContext:
 
     @classmethod
     def beside(
-        cls, private: Path, jit: JITCheckpointConfig, rank: int = 0, clock: clocks.Clock | None = None
+        cls, private: Path | None, jit: JITCheckpointConfig, rank: int = 0, clock: clocks.Clock | None = None
     ) -> NoticeContext:
-        """One that writes its events and its progress into this folder."""
+        """One that writes its events and its progress into this folder; None: nowhere."""
         clock = clock or clocks.Clock()
-        return cls(jit, clock, Latch(), Budget(clock), OutcomeCell(), *_logs(private, rank, clock))
+        return cls(jit, clock, Latch(), Budget(clock), OutcomeCell(), *_logs(private or NOWHERE, rank, clock))
+
+    @property
+    def step(self) -> int:
+        """Completed steps, for events and for the launcher."""
+        return 0 if self.progress.where is None else self.progress.where()
+
+    def copy_every_boundary(self) -> None:
+        """A notice has come, and a rescue may need the copy of any boundary. A save of the script's own needs
+        none."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,9 @@ class RunContext(NoticeContext):
     allocate: Callable[[int], memory.Buffer]
     run: str  # the run's name, where it is known from outside; checkpoints of another run are then left alone
     background_saves: bool  # periodic saves are wanted: memory is kept for a copy of the state
+
+    def copy_every_boundary(self) -> None:
+        self.subject.copy_every_boundary()
 
     @classmethod
     def create(

@@ -30,6 +30,7 @@ from lastcall.core.mirror.upload_duty import UploadDuty
 from lastcall.core.notice.agent import Agent
 from lastcall.core.notice.answer import Answer
 from lastcall.core.notice.ending import FINISHED
+from lastcall.core.notice.event_writer import EventWriter
 from lastcall.core.notice.inbox import Inbox
 from lastcall.core.notice.one_process import OneProcess
 from lastcall.core.notice.periodic import PeriodicSaver
@@ -122,7 +123,7 @@ class Session:
         self._agent = Agent(
             context, inbox, responder, self._stopping, self._announce_departure, self._look_around
         )
-        self._event_writer = threading.Thread(target=self._write_down, name="lastcall-events", daemon=True)
+        self._event_writer = EventWriter(context, inbox.link, self._stopping)
 
     # ---- its parts -----------------------------------------------------------------------------------------
 
@@ -207,18 +208,6 @@ class Session:
         subject.retry_copy()
         if self._guard is not None and self._guard.due(subject.step):
             subject.stop_at_next_boundary()
-
-    def _write_down(self) -> None:
-        """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may
-        block it for long, and the agent must not wait for that."""
-        context = self.context
-        while not self._stopping.wait(1.0):
-            context.events.flush()
-            context.progress.flush()
-            self._inbox.link.tell(step=context.subject.step)
-        context.events.close()
-        context.progress.flush()
-        context.progress.flush()  # the last report was made within a step: where the run is comes after it
 
     # ---- boundaries ----------------------------------------------------------------------------------------
 

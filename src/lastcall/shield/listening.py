@@ -124,8 +124,7 @@ class Protection(Guarded):
                 context.subject.step,
             )
             exits.die_of(signum)
-        now = context.clock.now()
-        self._inbox.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
+        self._inbox.notify_signal(signum)
 
     def leave(
         self, left: BaseException | None, preempted: Callable[[], errors.Preempted]

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 RWF_DONTCACHE = 0x80  # Linux 6.14: buffered, but the pages are dropped once written
@@ -162,20 +162,25 @@ def replace_small(path: Path, data: bytes, mode: int = 0o666) -> None:
         raise
 
 
-def read_plain(path: Path, largest: int) -> bytes:
-    """A plain file, as if hostile: never through a link, never a pipe or a device, never more than `largest`
-    bytes. OSError if not."""
+@contextlib.contextmanager
+def opened_plain(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """A plain file, as if hostile: never through a link, never a pipe or a device. OSError if not."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a plain file", str(path))
-        if info.st_size > largest:
-            raise OSError(errno.EFBIG, f"more than {largest} bytes", str(path))
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            return file.read(largest)
+        yield fd, info
     finally:
         os.close(fd)
+
+
+def read_plain(path: Path, largest: int) -> bytes:
+    """A plain file, as if hostile, and never more than `largest` bytes. OSError if not."""
+    with opened_plain(path) as (fd, info), os.fdopen(fd, "rb", closefd=False) as file:
+        if info.st_size > largest:
+            raise OSError(errno.EFBIG, f"more than {largest} bytes", str(path))
+        return file.read(largest)
 
 
 def remove_tree(files: Files, path: Path) -> None:

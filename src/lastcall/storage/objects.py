@@ -192,11 +192,11 @@ class FolderStore:
 def _copied(old: Path, new: Path, moved: Moved) -> None:
     """The current bytes of a plain file: a link, a pipe or a device is refused, and a growing file is not
     followed."""
-    fd = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as source, open(new, "wb") as target:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "not a plain file", str(old))
+    with (
+        storage.opened_plain(old) as (fd, info),
+        os.fdopen(fd, "rb", closefd=False) as source,
+        open(new, "wb") as target,
+    ):
         left = info.st_size
         while left > 0 and (piece := source.read(min(_PIECE, left))):
             target.write(piece)

@@ -54,7 +54,7 @@ def test_b3_without_a_path_the_code_is_the_signals_own_and_the_log_says_what_to_
     assert f"resumed {path.name.removeprefix('step_')}" in third.lines()
     chain.strike(third, chain.Blow(25, 0.0))
     assert third.wait() == TOLD, third.log()
-    assert f"the command names {path}, and would go on from there again" in third.log()
+    assert f"the command names {path}, and would resume from there again" in third.log()
     fourth = accelerated.run(tmp_path, SCRIPT, "--output_dir", out, **ON, PAUSE="0", SLURM_JOB_ID="7")
     assert fourth.code == 78 and "was saved for a restart" in fourth.log(), fourth.log()
 

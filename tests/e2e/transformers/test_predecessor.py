@@ -23,8 +23,8 @@ def nursery(trainers: Nursery) -> Any:
 
 def test_it_waits_for_the_save_and_ends_with_the_same_bits(nursery: Nursery, tmp_path: Path) -> None:
     peace = nursery.run(tmp_path, FORKED, FINETUNE, "--output-dir", tmp_path / "peace", **PLAIN)
-    command = [FORKED, SLOW, FINETUNE, "--output-dir", tmp_path / "run"]
-    env = {**QUICK, "LASTCALL_GRACE_SECONDS": "600", "IMPATIENT": "1", "NO_LOCKS": "1"}
+    command: list[Any] = [FORKED, SLOW, FINETUNE, "--output-dir", tmp_path / "run"]
+    env: dict[str, Any] = {**QUICK, "LASTCALL_GRACE_SECONDS": "600", "IMPATIENT": "1", "NO_LOCKS": "1"}
     first = nursery.start(tmp_path, *command, **env, SLOW_DISK="disk")
     first.expect("{'loss'")
     first.send(signal.SIGTERM)

@@ -281,7 +281,7 @@ def play(shape: Shape, folder: Path) -> list[str]:
         return [] if refused else [f"not refused with {shape.refused!r}: {whole.code} {whole.error}"]
     if whole.code != 0:
         return [f"uninterrupted: ended with {whole.code} {whole.error}"]
-    wrong = []
+    wrong: list[str] = []
     off = incarnation(shape, folder / "off", 0, None, on=False)
     if shape.repeatable and (off.lines, off.weights) != (whole.lines, whole.weights):
         wrong.append(f"lastcall changes what is trained: {_difference(off.lines, whole.lines)}")
@@ -297,7 +297,7 @@ def play(shape: Shape, folder: Path) -> list[str]:
 
 def _killed(shape: Shape, whole: Told, folder: Path, kills: tuple[int, ...]) -> list[str]:
     trained: dict[int, Any] = {}
-    wrong = []
+    wrong: list[str] = []
     for number, kill in enumerate((*kills, None)):
         told = incarnation(shape, folder, number, kill)
         if told.code != (0 if kill is None else 75):

@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from helpers.processes.forkserver import Child, Nursery, until
 
@@ -46,7 +47,11 @@ def blows(seed: int, count: int, steps: int) -> list[Blow]:
     return [first, *(Blow(point, dice.uniform(0.0, 0.01), dice.random() < 0.5) for point in points)]
 
 
-def position(child: Child) -> int:
+class Said(Protocol):
+    def lines(self) -> list[str]: ...
+
+
+def position(child: Said) -> int:
     """The last step that it says to be at; -1 before the first."""
     said = [line for line in child.lines() if line.startswith("at ")]
     return int(said[-1].split()[1]) if said else -1

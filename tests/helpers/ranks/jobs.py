@@ -281,6 +281,7 @@ class Launcher:
         directory: Path | Sequence[Path],
         plan: Plan,
         hosts: Hosts | None = None,
+        /,
         **env: str,
     ) -> Job:
         folder = self._new_folder()

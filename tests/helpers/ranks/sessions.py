@@ -154,7 +154,7 @@ class Crew:
             )
             for rank, mine in enumerate(self.subjects)
         ]
-        self.inboxes = [Inbox(context) for context in self.contexts]
+        self.inboxes = [Inbox.of_run(context) for context in self.contexts]
         self.sessions: dict[int, Session] = {}  # of the ranks that have begun
         for context, mine in zip(self.contexts, self.subjects, strict=True):
             mine.gate = context.gate

@@ -13,10 +13,10 @@ from typing import Any
 from ray.train import Checkpoint
 
 from lastcall.adapters.ray.saves.script_save import OwnSave
+from lastcall.adapters.ray.worker.api_use import ApiUse
 from lastcall.adapters.ray.worker.committing import Committing
-from lastcall.adapters.ray.worker.connection import Line
-from lastcall.adapters.ray.worker.flow import Flow
-from lastcall.adapters.ray.worker.preemption_info import Echo
+from lastcall.adapters.ray.worker.connection import RankConnection
+from lastcall.adapters.ray.worker.preemption_info import PreemptionInfoWriter
 from lastcall.adapters.ray.worker.reporting import Reporting
 from lastcall.adapters.ray.worker.responder import ReportSave
 from lastcall.core.store import memory
@@ -73,7 +73,7 @@ class Group:
         self._store = memory.MemoryStore()
         self._delivered: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._line = Line(self._store, -1, 0)
+        self._line = RankConnection(self._store, -1, 0)
         self.ranks = [Rank(self, rank, size, self._store, degraded) for rank in range(size)]
 
     def delivered(self, rank: int, number: int, checkpoint: Any) -> None:
@@ -88,8 +88,8 @@ class Group:
         self.released = True
         self.barrier.abort()
 
-    def bury(self, rank: int) -> None:
-        self._line.bury(rank)
+    def mark_dead(self, rank: int) -> None:
+        self._line.mark_dead(rank)
 
 
 class Rank:
@@ -97,15 +97,19 @@ class Rank:
         self.context: Any = Context(group, rank)
         if not degraded:
             self.context.preemption_context = type("Context", (), {"preemption_info": None})()
-        line, own, self.echo = Line(store.clone(), rank, size), OwnSave(), Echo(self.context)
-        self.echo.begin(lambda left, nodes: None)
-        self.flow = Flow(self.context)
-        self.flow.asked = True  # as scripts do
+        line, own, self.writer = (
+            RankConnection(store.clone(), rank, size),
+            OwnSave(),
+            PreemptionInfoWriter(self.context),
+        )
+        self.writer.begin(lambda left, nodes: None)
+        self.api_use = ApiUse(self.context)
+        self.api_use.asked = True  # as scripts do
         self.strategy = ReportSave(
-            JITCheckpointConfig(kill_wait=0.0, environ={}), line, self.echo, own, self.flow
+            JITCheckpointConfig(kill_wait=0.0, environ={}), line, self.writer, own, self.api_use
         )
         training = line.clone()
-        self.committing = Committing(self.context, self.strategy, training, self.echo)
+        self.committing = Committing(self.context, self.strategy, training, self.writer)
         self.reporting = Reporting(self.context, self.strategy, training, own, self.committing)
         self.reporting.begin()
         self.fell_back: list[str] = []
@@ -117,7 +121,7 @@ class Rank:
         """Only what report() needs to know: the agent's own way is left out."""
         now = time.monotonic()
         self.strategy.latch.offer(Notice("signal", "SIGTERM", now, now + grace))
-        self.strategy.speak()
+        self.strategy.report_by_proxy()
 
     def report(self, checkpoint: Any = None) -> threading.Thread:
         def work() -> None:

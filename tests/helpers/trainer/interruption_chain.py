@@ -21,8 +21,8 @@ from helpers.ranks.jobs import SCRIPTS as RANKS_SCRIPTS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "e2e" / "transformers" / "scripts"
 FORKED = SCRIPTS / "forked.py"
-QUICK = {"LASTCALL_ENABLED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
-PLAIN = {"LASTCALL_ENABLED": "0"}
+QUICK: dict[str, Any] = {"LASTCALL_ENABLED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
+PLAIN: dict[str, Any] = {"LASTCALL_ENABLED": "0"}
 SAVED, KILLED = 75, -int(signal.SIGTERM)
 MOST_LIVES, PATIENCE, AGENT_SECONDS = 40, 60.0, 0.1
 TIMES = ("_runtime", "_per_second")  # what differs from run to run by nature
@@ -230,7 +230,7 @@ def compare(
     return chain
 
 
-def places(folder: Path, name: str) -> dict[str, str]:
+def places(folder: Path, name: str) -> dict[str, Any]:
     return {
         "OUTPUT": str(folder / name),
         "RESULT": str(folder / f"{name}.result"),

@@ -322,7 +322,9 @@ def _of_the_next(play: Play, life: Life, following: Life, reference: Life) -> di
             f"goes on at {begun})"
         )
     for rank, events in following.journals.items():
-        want = {event.step: [] for event in reference.journals[rank]} | _by_step(reference.journals[rank])
+        want: dict[int, list[Event]] = {event.step: [] for event in reference.journals[rank]} | _by_step(
+            reference.journals[rank]
+        )
         have = _by_step(events)
         same = sum(have[step] == want.get(step) for step in have)
         if same < len(have):

@@ -7,6 +7,8 @@ import queue
 import signal
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,12 +85,14 @@ PLACES = {
 }
 
 
-def run(tmp_path, body: str, **options) -> Script:
+def run(tmp_path: Path, body: str, **options: Any) -> Script:
     return Script(tmp_path, PRELUDE + body, **options)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_side_thread_starts_and_stops_listening_while_the_main_thread_is_in(tmp_path, place):
+def test_a_side_thread_starts_and_stops_listening_while_the_main_thread_is_in(
+    tmp_path: Path, place: str
+) -> None:
     with run(tmp_path, ASIDE + PLACES[place]) as script:
         assert float(script.expect("started")) < signals._START_SECONDS
         script.expect("heard")
@@ -98,7 +102,9 @@ def test_a_side_thread_starts_and_stops_listening_while_the_main_thread_is_in(tm
 
 
 @pytest.mark.parametrize("place", ["thread.join()", "time.sleep(1.5)", ""])
-def test_the_main_thread_goes_on_as_if_nothing_had_been_and_nothing_is_said(tmp_path, place):
+def test_the_main_thread_goes_on_as_if_nothing_had_been_and_nothing_is_said(
+    tmp_path: Path, place: str
+) -> None:
     body = ASIDE.replace("WAIT = False", "WAIT, hook = True, sys.unraisablehook")
     body += f"began = time.perf_counter()\n{place}\nsay('took', time.perf_counter() - began)\n"
     body += "thread.join()\ntime.sleep(0)\nsay('hook', sys.unraisablehook is hook)"
@@ -110,7 +116,7 @@ def test_the_main_thread_goes_on_as_if_nothing_had_been_and_nothing_is_said(tmp_
         assert script.errors() == ""
 
 
-def test_a_c_call_that_ends_in_time_is_waited_for(tmp_path):
+def test_a_c_call_that_ends_in_time_is_waited_for(tmp_path: Path) -> None:
     body = ASIDE.replace("listener.start()", "threading.Timer(0.3, release).start()\n    listener.start()")
     with run(tmp_path, body + "stuck()\nthread.join()") as script:
         assert float(script.expect("started")) >= 0.3
@@ -141,7 +147,7 @@ say('hook', sys.unraisablehook is hook)
 """
 
 
-def test_a_c_call_that_does_not_end_is_reported_and_nothing_is_installed_later(tmp_path):
+def test_a_c_call_that_does_not_end_is_reported_and_nothing_is_installed_later(tmp_path: Path) -> None:
     with run(tmp_path, STUCK) as script:
         said = script.expect("error")
         assert said == "cannot listen to SIGTERM: the main thread is in a call that did not end within 0.3 s"
@@ -152,7 +158,9 @@ def test_a_c_call_that_does_not_end_is_reported_and_nothing_is_installed_later(t
         assert script.errors() == ""
 
 
-def test_a_notice_reaches_a_listener_of_a_side_thread_while_the_main_thread_is_in_a_c_call(tmp_path):
+def test_a_notice_reaches_a_listener_of_a_side_thread_while_the_main_thread_is_in_a_c_call(
+    tmp_path: Path,
+) -> None:
     body = """
 def aside():
     SignalListener(['SIGTERM'], lambda signum, count: say('heard', count)).start()
@@ -190,14 +198,14 @@ sys.exit(75)
 
 @pytest.mark.parametrize(("ignore", "code"), [(False, -signal.SIGTERM), (True, 75)])
 def test_after_a_stop_that_did_not_reach_the_main_thread_the_next_signal_puts_things_back(
-    tmp_path, ignore, code
-):
+    tmp_path: Path, ignore: Any, code: Any
+) -> None:
     with run(tmp_path, STOPPED_IN_C.replace("IGNORE", str(ignore))) as script:
         assert script.expect("stopped") == "True"
         assert script.wait() == code
 
 
-def test_a_main_thread_without_any_python_handler_is_reached_in_its_waiting_for_locks(tmp_path):
+def test_a_main_thread_without_any_python_handler_is_reached_in_its_waiting_for_locks(tmp_path: Path) -> None:
     # as a shell starts a job in the background
     body = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + ASIDE + "never.wait()"
     with run(tmp_path, body) as script:
@@ -205,7 +213,7 @@ def test_a_main_thread_without_any_python_handler_is_reached_in_its_waiting_for_
         assert script.expect("same").startswith("True"), script.lines
 
 
-def test_a_signal_that_somebody_uses_is_not_borrowed(tmp_path):
+def test_a_signal_that_somebody_uses_is_not_borrowed(tmp_path: Path) -> None:
     body = "signal.signal(signal.SIGURG, lambda *_: say('urgent'))\n" + ASIDE + "time.sleep(1000)"
     with run(tmp_path, body) as script:
         script.expect("heard")
@@ -213,7 +221,7 @@ def test_a_signal_that_somebody_uses_is_not_borrowed(tmp_path):
         assert "urgent" not in script.lines
 
 
-def aside(work) -> list[BaseException]:
+def aside(work: Any) -> list[BaseException]:
     """Do it in a side thread, while this one waits; what it raised."""
     raised: list[BaseException] = []
 
@@ -229,7 +237,7 @@ def aside(work) -> list[BaseException]:
     return raised
 
 
-def test_what_the_work_raises_is_raised_where_it_was_asked_for():
+def test_what_the_work_raises_is_raised_where_it_was_asked_for() -> None:
     names: list[str] = []
 
     def work() -> None:
@@ -240,7 +248,7 @@ def test_what_the_work_raises_is_raised_where_it_was_asked_for():
     assert (type(error), str(error), names) == (ValueError, "no", ["MainThread"])
 
 
-def test_many_side_threads_ask_at_once():
+def test_many_side_threads_ask_at_once() -> None:
     done: queue.Queue[int] = queue.Queue()
     hook = sys.unraisablehook
     threads = [
@@ -255,7 +263,7 @@ def test_many_side_threads_ask_at_once():
     assert not mainthread._tasks
 
 
-def test_what_a_child_inherits_of_its_parents_work_it_does_not_do():
+def test_what_a_child_inherits_of_its_parents_work_it_does_not_do() -> None:
     task = mainthread._MainThreadTask(lambda: os._exit(9))
     pid = os.fork()
     if pid == 0:
@@ -264,7 +272,7 @@ def test_what_a_child_inherits_of_its_parents_work_it_does_not_do():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_other_unraisable_errors_go_where_they_went_before(monkeypatch):
+def test_other_unraisable_errors_go_where_they_went_before(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     hook = mainthread._Hook()
@@ -276,7 +284,7 @@ def test_other_unraisable_errors_go_where_they_went_before(monkeypatch):
     assert sys.unraisablehook == said.append
 
 
-def test_two_threads_cannot_both_listen():
+def test_two_threads_cannot_both_listen() -> None:
     first = SignalListener(["SIGUSR1"], lambda signum, count: None)
     assert aside(first.start) == []
     (error,) = aside(SignalListener(["SIGUSR2"], lambda signum, count: None).start)
@@ -285,7 +293,7 @@ def test_two_threads_cannot_both_listen():
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
-def test_a_signal_that_nobody_can_catch_is_refused_in_a_side_thread_too():
+def test_a_signal_that_nobody_can_catch_is_refused_in_a_side_thread_too() -> None:
     before = set(os.listdir("/proc/self/fd"))
     (error,) = aside(SignalListener(["SIGUSR1", "SIGKILL"], lambda signum, count: None).start)
     assert "cannot listen to SIGUSR1, SIGKILL" in str(error)

@@ -5,12 +5,16 @@ import queue
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.processes.scripts import Script, eventually, gone
 from lastcall.notices import signals
 from lastcall.notices.signals import SignalListener
+from lastcall.types import Notice
 
 PRELUDE = """
 import asyncio, ctypes, logging, os, signal, sys, threading, time
@@ -30,7 +34,7 @@ def idle():
 
 
 @pytest.fixture
-def put_back():
+def put_back() -> Iterator[Any]:
     """Whatever a test leaves behind in this process is put back, so that one failure does not become many."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGUSR2)}
     yield
@@ -42,28 +46,28 @@ def put_back():
 
 
 @pytest.fixture
-def heard():
+def heard() -> Any:
     return queue.Queue()
 
 
-def listen(heard: queue.Queue, *names: str) -> SignalListener:
+def listen(heard: queue.Queue[Notice], *names: str) -> SignalListener:
     listener = SignalListener(names, lambda signum, count: heard.put((signum, count)))
     listener.start()
     return listener
 
 
-def run(tmp_path, body: str, **options) -> Script:
+def run(tmp_path: Path, body: str, **options: Any) -> Script:
     return Script(tmp_path, PRELUDE + body, **options)
 
 
-def test_a_signal_is_heard_while_the_main_thread_is_stuck_in_a_c_call(tmp_path):
+def test_a_signal_is_heard_while_the_main_thread_is_stuck_in_a_c_call(tmp_path: Path) -> None:
     with run(tmp_path, "SignalListener(['SIGTERM'], hear).start()\nprint('ready')\nstuck()") as script:
         script.expect("ready")
         script.send(signal.SIGTERM)
         assert script.expect("heard") == "SIGTERM 1"
 
 
-def test_a_second_ctrl_c_is_counted_while_the_main_thread_is_stuck_in_a_c_call(tmp_path):
+def test_a_second_ctrl_c_is_counted_while_the_main_thread_is_stuck_in_a_c_call(tmp_path: Path) -> None:
     with run(tmp_path, "SignalListener(['SIGINT'], hear).start()\nprint('ready')\nstuck()") as script:
         script.expect("ready")
         script.send(signal.SIGINT)
@@ -73,7 +77,7 @@ def test_a_second_ctrl_c_is_counted_while_the_main_thread_is_stuck_in_a_c_call(t
 
 
 @pytest.mark.usefixtures("put_back")
-def test_a_signal_that_both_handlers_report_counts_once(heard):
+def test_a_signal_that_both_handlers_report_counts_once(heard: Any) -> None:
     listener = listen(heard, "SIGUSR1", "SIGUSR2")
     for count in range(1, 6):
         signal.raise_signal(signal.SIGUSR1)
@@ -85,7 +89,7 @@ def test_a_signal_that_both_handlers_report_counts_once(heard):
 
 
 @pytest.mark.usefixtures("put_back")
-def test_a_signal_of_somebody_else_is_not_ours(heard):
+def test_a_signal_of_somebody_else_is_not_ours(heard: Any) -> None:
     theirs = []
     signal.signal(signal.SIGUSR2, lambda *_: theirs.append("theirs"))
     listener = listen(heard, "SIGUSR1")
@@ -96,8 +100,8 @@ def test_a_signal_of_somebody_else_is_not_ours(heard):
 
 
 @pytest.mark.usefixtures("put_back")
-def test_stopping_puts_handlers_wakeup_fd_thread_and_descriptors_back(heard):
-    def theirs(signum, frame):
+def test_stopping_puts_handlers_wakeup_fd_thread_and_descriptors_back(heard: Any) -> None:
+    def theirs(signum: int, frame: Any) -> None:
         raise AssertionError("never sent")
 
     signal.signal(signal.SIGUSR1, theirs)
@@ -114,10 +118,10 @@ def test_stopping_puts_handlers_wakeup_fd_thread_and_descriptors_back(heard):
 
 
 @pytest.mark.usefixtures("put_back")
-def test_a_handler_and_a_wakeup_fd_that_came_after_ours_stay(heard):
+def test_a_handler_and_a_wakeup_fd_that_came_after_ours_stay(heard: Any) -> None:
     listener = listen(heard, "SIGUSR1")
 
-    def later(signum, frame):
+    def later(signum: int, frame: Any) -> None:
         raise AssertionError("never sent")
 
     signal.signal(signal.SIGUSR1, later)
@@ -131,7 +135,7 @@ def test_a_handler_and_a_wakeup_fd_that_came_after_ours_stay(heard):
 
 
 @pytest.mark.usefixtures("put_back")
-def test_a_wakeup_fd_that_was_there_before_gets_every_byte_and_comes_back(heard):
+def test_a_wakeup_fd_that_was_there_before_gets_every_byte_and_comes_back(heard: Any) -> None:
     one, other = socket.socketpair()
     with one, other:
         one.settimeout(60)
@@ -149,7 +153,9 @@ def test_a_wakeup_fd_that_was_there_before_gets_every_byte_and_comes_back(heard)
 
 
 @pytest.mark.usefixtures("put_back")
-def test_a_file_that_got_the_number_of_a_closed_wakeup_fd_is_never_written_to(heard, tmp_path):
+def test_a_file_that_got_the_number_of_a_closed_wakeup_fd_is_never_written_to(
+    heard: Any, tmp_path: Path
+) -> None:
     one, other = socket.socketpair()
     other.setblocking(False)
     number = other.fileno()
@@ -173,7 +179,7 @@ def test_a_file_that_got_the_number_of_a_closed_wakeup_fd_is_never_written_to(he
 
 
 @pytest.mark.usefixtures("put_back")
-def test_signals_that_are_pending_when_it_stops_are_handed_on():
+def test_signals_that_are_pending_when_it_stops_are_handed_on() -> None:
     heard: list[int] = []
     release = threading.Event()
 
@@ -198,7 +204,7 @@ def test_signals_that_are_pending_when_it_stops_are_handed_on():
 
 
 @pytest.mark.usefixtures("put_back")
-def test_it_can_be_stopped_from_its_own_callback(heard):
+def test_it_can_be_stopped_from_its_own_callback(heard: Any) -> None:
     def stop(signum: int, count: int) -> None:
         listener.stop(ignore=True)
         heard.put("stopped")
@@ -213,7 +219,7 @@ def test_it_can_be_stopped_from_its_own_callback(heard):
 
 
 @pytest.mark.usefixtures("put_back")
-def test_the_handler_that_was_there_before_is_called_in_the_main_thread(heard):
+def test_the_handler_that_was_there_before_is_called_in_the_main_thread(heard: Any) -> None:
     called = []
     signal.signal(
         signal.SIGUSR1, lambda signum, frame: called.append((signum, threading.current_thread().name))
@@ -227,8 +233,10 @@ def test_the_handler_that_was_there_before_is_called_in_the_main_thread(heard):
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("theirs")])
 @pytest.mark.usefixtures("put_back")
-def test_what_a_chained_handler_raises_is_deferred_and_logged(heard, caplog, error):
-    def theirs(signum, frame):
+def test_what_a_chained_handler_raises_is_deferred_and_logged(
+    heard: Any, caplog: pytest.LogCaptureFixture, error: Any
+) -> None:
+    def theirs(signum: int, frame: Any) -> None:
         raise error
 
     signal.signal(signal.SIGUSR1, theirs)
@@ -240,7 +248,7 @@ def test_what_a_chained_handler_raises_is_deferred_and_logged(heard, caplog, err
     assert heard.get_nowait() == (signal.SIGUSR1, 1)
 
 
-def test_ctrl_c_raises_no_keyboard_interrupt_when_it_is_ours(tmp_path):
+def test_ctrl_c_raises_no_keyboard_interrupt_when_it_is_ours(tmp_path: Path) -> None:
     body = """
 print('ready' if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 'wrong')
 listener = SignalListener(['SIGINT'], hear)
@@ -257,7 +265,9 @@ print('deferred', listener.deferred)
 
 
 @pytest.mark.usefixtures("put_back")
-def test_a_failing_callback_is_logged_and_the_next_signal_is_heard(heard, caplog):
+def test_a_failing_callback_is_logged_and_the_next_signal_is_heard(
+    heard: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(signum: int, count: int) -> None:
         heard.put(count)
         raise OSError("no such luck")
@@ -273,7 +283,7 @@ def test_a_failing_callback_is_logged_and_the_next_signal_is_heard(heard, caplog
     assert "no such luck" in caplog.text
 
 
-def test_an_asyncio_loop_that_came_before_keeps_its_signals(tmp_path):
+def test_an_asyncio_loop_that_came_before_keeps_its_signals(tmp_path: Path) -> None:
     body = """
 async def main():
     loop, got = asyncio.get_running_loop(), asyncio.Queue()
@@ -305,7 +315,7 @@ asyncio.run(main())
         assert script.wait() == 0
 
 
-def test_an_asyncio_loop_that_takes_the_wakeup_fd_later_keeps_it_and_we_still_hear(tmp_path):
+def test_an_asyncio_loop_that_takes_the_wakeup_fd_later_keeps_it_and_we_still_hear(tmp_path: Path) -> None:
     body = """
 done = threading.Event()
 def once(signum, count):
@@ -336,7 +346,7 @@ stuck()
         assert script.expect("heard") == "SIGTERM 2"
 
 
-def test_a_process_that_inherited_a_blocked_signal_hears_it(tmp_path):
+def test_a_process_that_inherited_a_blocked_signal_hears_it(tmp_path: Path) -> None:
     body = "SignalListener(['SIGTERM'], hear).start()\nprint('ready')\nstuck()"
     with run(tmp_path, body, blocked=(signal.SIGTERM,)) as script:
         script.expect("ready")
@@ -344,7 +354,7 @@ def test_a_process_that_inherited_a_blocked_signal_hears_it(tmp_path):
         assert script.expect("heard") == "SIGTERM 1"
 
 
-def test_a_process_on_its_way_out_ignores_a_second_sigterm_to_the_very_end(tmp_path):
+def test_a_process_on_its_way_out_ignores_a_second_sigterm_to_the_very_end(tmp_path: Path) -> None:
     body = """
 class Late:
     def __del__(self):  # at the end of interpreter shutdown, when Python has put default handlers back
@@ -375,14 +385,14 @@ sys.exit(75)
 """
 
 
-def test_after_a_stop_in_a_side_thread_a_signal_has_its_former_effect(tmp_path):
+def test_after_a_stop_in_a_side_thread_a_signal_has_its_former_effect(tmp_path: Path) -> None:
     with run(tmp_path, STOP_ASIDE % False) as script:
         assert script.wait() == -signal.SIGTERM
         script.expect("stopped")
         assert script.lines == ["stopped"]
 
 
-def test_after_an_ignoring_stop_in_a_side_thread_a_signal_has_none(tmp_path):
+def test_after_an_ignoring_stop_in_a_side_thread_a_signal_has_none(tmp_path: Path) -> None:
     with run(tmp_path, STOP_ASIDE % True) as script:
         script.expect("stopped")
         script.expect("alive")
@@ -390,7 +400,7 @@ def test_after_an_ignoring_stop_in_a_side_thread_a_signal_has_none(tmp_path):
 
 
 @pytest.mark.usefixtures("put_back")
-def test_two_cannot_be_live_and_one_cannot_live_twice(heard):
+def test_two_cannot_be_live_and_one_cannot_live_twice(heard: Any) -> None:
     listener = listen(heard, "SIGUSR1")
     with pytest.raises(RuntimeError, match="another SignalListener is live"):
         listen(heard, "SIGUSR2")
@@ -401,7 +411,7 @@ def test_two_cannot_be_live_and_one_cannot_live_twice(heard):
 
 
 @pytest.mark.usefixtures("put_back")
-def test_a_signal_that_nobody_can_catch_is_refused_and_leaves_nothing_behind(heard):
+def test_a_signal_that_nobody_can_catch_is_refused_and_leaves_nothing_behind(heard: Any) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(RuntimeError, match="cannot listen to SIGUSR1, SIGKILL"):
         listen(heard, "SIGUSR1", "SIGKILL")
@@ -411,7 +421,7 @@ def test_a_signal_that_nobody_can_catch_is_refused_and_leaves_nothing_behind(hea
     listen(heard, "SIGUSR1").stop()
 
 
-def test_an_unknown_signal_is_named_in_the_error(heard):
+def test_an_unknown_signal_is_named_in_the_error(heard: Any) -> None:
     with pytest.raises(ValueError, match="no such signals: SIGFOO"):
         SignalListener(["SIGTERM", "SIGFOO"], lambda signum, count: None)
 
@@ -438,7 +448,7 @@ ASIDE = "thread = threading.Thread(target=fork)\nthread.start()\nthread.join()"
 
 
 @pytest.mark.parametrize("how", ["fork()", ASIDE], ids=["main thread", "side thread"])
-def test_a_forked_child_dies_of_its_own_signal_and_its_parent_hears_nothing(tmp_path, how):
+def test_a_forked_child_dies_of_its_own_signal_and_its_parent_hears_nothing(tmp_path: Path, how: Any) -> None:
     with run(tmp_path, FORK % how) as script:
         child, closed, wakeup_fd = map(int, script.expect("child").split())
         assert (closed, wakeup_fd) == (2, -1)
@@ -448,7 +458,7 @@ def test_a_forked_child_dies_of_its_own_signal_and_its_parent_hears_nothing(tmp_
         assert not [line for line in script.lines if line.startswith("heard")]
 
 
-def test_a_forked_child_has_the_handler_that_was_there_before(tmp_path):
+def test_a_forked_child_has_the_handler_that_was_there_before(tmp_path: Path) -> None:
     body = "signal.signal(signal.SIGTERM, lambda *_: os._exit(17))" + FORK % "fork()"
     with run(tmp_path, body) as script:
         child = int(script.expect("child").split()[0])
@@ -457,7 +467,7 @@ def test_a_forked_child_has_the_handler_that_was_there_before(tmp_path):
         assert script.wait() == 0
 
 
-def test_a_forked_child_can_listen_for_itself(tmp_path):
+def test_a_forked_child_can_listen_for_itself(tmp_path: Path) -> None:
     body = """
 SignalListener(['SIGTERM'], hear).start()
 if os.fork() == 0:
@@ -474,7 +484,7 @@ idle()
         assert script.expect("heard") == "SIGTERM 1"
 
 
-def test_a_child_forked_after_a_stop_in_a_side_thread_dies_of_its_signal_too(tmp_path):
+def test_a_child_forked_after_a_stop_in_a_side_thread_dies_of_its_signal_too(tmp_path: Path) -> None:
     body = FORK % (ASIDE.replace("target=fork", "target=listener.stop") + "\nfork()")
     with run(tmp_path, body) as script:
         child = int(script.expect("child").split()[0])

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 from multiprocessing import process
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,7 +77,9 @@ def consume(method: str, *, options: str = "{}", name: str = "SIGTERM") -> str:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_outlive_the_sigterm_of_their_group_and_deliver_every_batch(tmp_path, method):
+def test_workers_outlive_the_sigterm_of_their_group_and_deliver_every_batch(
+    tmp_path: Path, method: str
+) -> None:
     with Script(tmp_path, consume(method)) as script:
         workers = pids(script.expect("workers"))
         script.send_group(signal.SIGTERM)
@@ -88,7 +92,7 @@ def test_workers_outlive_the_sigterm_of_their_group_and_deliver_every_batch(tmp_
         assert eventually(lambda: all(map(gone, workers)))
 
 
-def test_persistent_workers_outlive_it_and_serve_another_epoch(tmp_path):
+def test_persistent_workers_outlive_it_and_serve_another_epoch(tmp_path: Path) -> None:
     with Script(tmp_path, consume("fork", options="dict(persistent_workers=True)")) as script:
         workers = pids(script.expect("workers"))
         script.send_group(signal.SIGTERM)
@@ -101,7 +105,7 @@ def test_persistent_workers_outlive_it_and_serve_another_epoch(tmp_path):
         assert eventually(lambda: all(map(gone, workers)))
 
 
-def test_workers_do_not_hear_the_ctrl_c_of_their_terminal(tmp_path):
+def test_workers_do_not_hear_the_ctrl_c_of_their_terminal(tmp_path: Path) -> None:
     with Script(tmp_path, consume("fork", name="SIGINT")) as script:
         script.expect("workers")
         script.send_group(signal.SIGINT)
@@ -111,7 +115,7 @@ def test_workers_do_not_hear_the_ctrl_c_of_their_terminal(tmp_path):
         assert script.errors() == ""
 
 
-def test_the_workers_of_a_stateful_loader_are_shielded_too(tmp_path):
+def test_the_workers_of_a_stateful_loader_are_shielded_too(tmp_path: Path) -> None:
     source = consume("fork").replace(
         "    begin(", "    from torchdata.stateful_dataloader import StatefulDataLoader\n    begin("
     )
@@ -148,8 +152,8 @@ if __name__ == '__main__':
     ],
 )
 def test_no_worker_stays_behind_when_its_parent_leaves_in_the_middle_of_an_epoch(
-    tmp_path, method, first, leave
-):
+    tmp_path: Path, method: str, first: Any, leave: Any
+) -> None:
     with Script(tmp_path, LOADER + LEAVE % (method, first, leave)) as script:
         workers = pids(script.expect("workers"))
         script.send_group(signal.SIGTERM)
@@ -249,7 +253,9 @@ AWAIT = "signal.sigwait([signal.SIGUSR1])"  # blocked before the child is starte
 
 
 @METHODS
-def test_a_child_outlives_a_signal_from_elsewhere_and_dies_of_its_parents(tmp_path, method):
+def test_a_child_outlives_a_signal_from_elsewhere_and_dies_of_its_parents(
+    tmp_path: Path, method: str
+) -> None:
     body = f"""
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 process, pipe = start(method, echo)
@@ -271,7 +277,9 @@ print('status', process.exitcode, flush=True)
 
 
 @METHODS
-def test_a_child_hears_its_parent_even_if_the_groups_signal_was_still_pending(tmp_path, method):
+def test_a_child_hears_its_parent_even_if_the_groups_signal_was_still_pending(
+    tmp_path: Path, method: str
+) -> None:
     body = f"""
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 process, pipe = start(method, echo)
@@ -292,7 +300,7 @@ print('status', process.exitcode, flush=True)
         assert script.wait() == 0
 
 
-def test_a_child_that_held_a_signal_back_dies_of_it_when_its_parent_is_gone(tmp_path):
+def test_a_child_that_held_a_signal_back_dies_of_it_when_its_parent_is_gone(tmp_path: Path) -> None:
     body = """
 process, pipe = start(method, echo)
 print(pipe.recv(), process.pid, flush=True)
@@ -307,7 +315,7 @@ time.sleep(600)
 
 
 @METHODS
-def test_a_childs_own_handler_runs_when_its_parent_terminates_it(tmp_path, method):
+def test_a_childs_own_handler_runs_when_its_parent_terminates_it(tmp_path: Path, method: str) -> None:
     body = """
 process, pipe = start(method, handle)
 pipe.recv()
@@ -321,7 +329,7 @@ print('status', process.exitcode, flush=True)
         assert script.expect("status") == "7"
 
 
-def test_a_daemon_that_cleans_up_is_not_disturbed_when_its_parent_exits(tmp_path):
+def test_a_daemon_that_cleans_up_is_not_disturbed_when_its_parent_exits(tmp_path: Path) -> None:
     body = """
 process, pipe = start(method, clean_up, daemon=True)
 pipe.recv()
@@ -334,21 +342,21 @@ pipe.recv()
 
 @pytest.mark.parametrize("target", ["launch", "fork", "nest_and_end"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_a_child_starts_can_be_terminated(tmp_path, method, target):
+def test_what_a_child_starts_can_be_terminated(tmp_path: Path, method: str, target: Any) -> None:
     body = f"process, pipe = start(method, {target})\nprint('grandchild', pipe.recv(), flush=True)"
     with Script(tmp_path, child(method, body)) as script:
         assert script.expect("grandchild") == str(-signal.SIGTERM)
         assert script.wait() == 0
 
 
-def test_a_child_can_kill_itself(tmp_path):
+def test_a_child_can_kill_itself(tmp_path: Path) -> None:
     body = "process, pipe = start(method, suicide)\nprocess.join()\nprint('status', process.exitcode)"
     with Script(tmp_path, child("fork", body)) as script:
         assert script.expect("status") == str(-signal.SIGTERM)
 
 
 @METHODS
-def test_a_child_that_protects_a_run_of_its_own_hears_its_notices(tmp_path, method):
+def test_a_child_that_protects_a_run_of_its_own_hears_its_notices(tmp_path: Path, method: str) -> None:
     body = """
 process, pipe = start(method, protect, daemon=True)
 print(pipe.recv(), process.pid, flush=True)
@@ -362,7 +370,7 @@ process.kill()
 
 
 @METHODS
-def test_children_started_after_uninstall_die_of_any_signal(tmp_path, method):
+def test_children_started_after_uninstall_die_of_any_signal(tmp_path: Path, method: str) -> None:
     body = """
 process, pipe = start(method, echo)
 pipe.recv()
@@ -381,7 +389,7 @@ print('earlier', process.exitcode, flush=True)
         assert script.expect("earlier") == str(-signal.SIGTERM)
 
 
-def test_installing_changes_process_start_and_uninstalling_puts_it_back():
+def test_installing_changes_process_start_and_uninstalling_puts_it_back() -> None:
     before = process.BaseProcess.start
     shield = WorkerShield()
     shield.install([signal.SIGTERM])
@@ -398,7 +406,7 @@ def test_installing_changes_process_start_and_uninstalling_puts_it_back():
     assert process.BaseProcess.start is before
 
 
-def test_a_shield_that_was_refused_uninstalls_nothing():
+def test_a_shield_that_was_refused_uninstalls_nothing() -> None:
     shield, other = WorkerShield(), WorkerShield()
     shield.install([signal.SIGTERM])
     try:
@@ -411,12 +419,12 @@ def test_a_shield_that_was_refused_uninstalls_nothing():
         shield.uninstall()
 
 
-def test_wrappers_of_somebody_else_below_and_above_ours_stay_and_are_called_once():
+def test_wrappers_of_somebody_else_below_and_above_ours_stay_and_are_called_once() -> Any:
     before = process.BaseProcess.start
     calls: list[str] = []
 
-    def wrapper(name, inner):
-        def start(self):
+    def wrapper(name: str, inner: Any) -> Any:
+        def start(self) -> None:
             calls.append(name)
             inner(self)
 
@@ -446,7 +454,7 @@ def test_wrappers_of_somebody_else_below_and_above_ours_stay_and_are_called_once
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_starting_a_child_leaves_the_signal_mask_of_the_parent_alone(method):
+def test_starting_a_child_leaves_the_signal_mask_of_the_parent_alone(method: str) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     shield = WorkerShield()
     shield.install([signal.SIGTERM, signal.SIGUSR1])

@@ -86,7 +86,8 @@ def test_a_pt_file_is_a_sound_zip_that_torch_opens(cli: Cli, tmp_path: Path, out
     assert cli("export", whole(tmp_path), tmp_path / out, *more).code == 0
     with zipfile.ZipFile(tmp_path / out) as archive:
         assert archive.testzip() is None
-    for options in ({}, {"mmap": True}):
+    each: tuple[dict[str, Any], ...] = ({}, {"mmap": True})
+    for options in each:
         found = torch.load(tmp_path / out, weights_only=True, **options)
         assert same(found, {f"model.{name}": tensor for name, tensor in WHOLE.items()})
 

@@ -9,7 +9,6 @@ import pytest
 from helpers.cli.harness import HOLD, Cli, MakeRun
 from helpers.processes.scripts import Script
 from lastcall import testing
-from lastcall.cli import prune
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.engine import writer
@@ -165,7 +164,7 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(
 ) -> None:
     root = make_run("run", 1, 2, 3, 4)
     monkeypatch.setattr(
-        prune.storage, "Files", lambda: testing.FaultyFiles(testing.Fault("rename", 1, errno.EACCES))
+        storage, "Files", lambda: testing.FaultyFiles(testing.Fault("rename", 1, errno.EACCES))
     )
     said = cli("prune", root, "--keep", 2, "--apply")
     assert said.code == 1
@@ -178,7 +177,7 @@ def test_a_kill_in_the_middle_leaves_no_half_checkpoint(
 ) -> None:
     root = make_run("run", 1, 2, 3)
     monkeypatch.setattr(
-        prune.storage,
+        storage,
         "Files",
         lambda: testing.FaultyFiles(testing.Fault("unlink", 2, errno.EIO, lasting=True)),
     )

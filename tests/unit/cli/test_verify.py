@@ -16,7 +16,7 @@ from helpers.processes.scripts import Script
 from lastcall.cli import ls
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import Entry
-from lastcall.core.engine import writer
+from lastcall.core.engine import digest, writer
 from lastcall.core.restore import restore
 from lastcall.types import Kind
 
@@ -152,7 +152,7 @@ def test_a_digest_that_cannot_be_computed_here_is_not_called_ok(
     cli: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_run("run", 1)
-    monkeypatch.setattr(restore.digest, "_KNOWN", {})
+    monkeypatch.setattr(digest, "_KNOWN", {})
     said = cli("verify", root)
     assert said.code == 1
     assert "cannot be checked here" in said.out

@@ -18,7 +18,6 @@ from helpers.core.mirrors import Failing, Held, Watched
 from helpers.ranks.sessions import Crew, periodic, saved, strategy
 from lastcall import errors
 from lastcall.core.engine import digest
-from lastcall.core.joint import joint_start
 from lastcall.core.process.identity import Process
 from lastcall.core.session import Session
 from lastcall.core.transfer import parts
@@ -81,9 +80,7 @@ def test_two_machines_may_have_one_directory_that_the_first_does_not_see(
 ) -> None:
     """They took it from each other when they told directories apart by machine."""
     real, numbers = Process.own(), itertools.count()
-    monkeypatch.setattr(
-        joint_start.Process, "own", lambda: dataclasses.replace(real, host=f"machine {next(numbers)}/1")
-    )
+    monkeypatch.setattr(Process, "own", lambda: dataclasses.replace(real, host=f"machine {next(numbers)}/1"))
     saved(stop_at(crew(tmp_path, place, "abb"), 4, rank=2).train(1000))
     assert len(list(tmp_path.glob("[ab]/checkpoint-*"))) == 1 == len(place.checkpoints())
     shutil.rmtree(tmp_path / "b")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from lastcall.cli import proof_report
@@ -11,7 +13,7 @@ from lastcall.drill.evidence import CommittedCheckpoint
 from lastcall.drill.options import DrillOptions
 
 
-def said(incarnation: int, step: int, *, rank: int = 0, **names: str) -> Statement:
+def said(incarnation: int, step: int, names: Mapping[str, str] = {}, *, rank: int = 0) -> Statement:
     return Statement(
         rank, 1, incarnation, step, 0, {"model.weight": f"w{step}", "optimizer.groups.0.lr": "0.1", **names}
     )
@@ -41,7 +43,7 @@ def test_the_first_difference_is_named_with_both_values_and_what_is_probably_mis
     wrong = {"model.weight": "x", "optimizer.groups.0.lr": "0.2"}
     proof.compare(
         ALONE,
-        [*BEFORE, said(2, 2), said(2, 3, **{"optimizer.groups.0.lr": "0.2"}), said(2, 4, **wrong)],
+        [*BEFORE, said(2, 2), said(2, 3, {"optimizer.groups.0.lr": "0.2"}), said(2, 4, wrong)],
         found,
     )
     assert not found.identical
@@ -60,7 +62,7 @@ def test_the_first_difference_is_named_with_both_values_and_what_is_probably_mis
 
 def test_what_lastcall_warned_of_is_the_cause() -> None:
     found = verdict("`best` was not handed over")
-    proof.compare(ALONE, [*BEFORE, said(2, 2), said(2, 3, **{"model.weight": "x"})], found)
+    proof.compare(ALONE, [*BEFORE, said(2, 2), said(2, 3, {"model.weight": "x"})], found)
     assert found.cause == "lastcall warned: `best` was not handed over"
 
 
@@ -71,7 +73,7 @@ def test_a_command_that_does_not_repeat_itself_proves_nothing() -> None:
         r"model.weight is x and was w1",
     ):
         proof.compare(
-            ALONE, [said(1, 0), said(1, 1, **{"model.weight": "x"}), said(2, 1), said(2, 2)], verdict()
+            ALONE, [said(1, 0), said(1, 1, {"model.weight": "x"}), said(2, 1), said(2, 2)], verdict()
         )
 
 
@@ -82,16 +84,14 @@ def test_a_command_that_begins_from_what_the_first_run_has_left_is_told_how_to_p
         match=r"at step 0, .* remove that file each time: -- sh -c 'rm -f FILE; "
         r"exec COMMAND'",
     ):
-        proof.compare(ALONE, [said(1, 0, **{"model.weight": "x"}), said(1, 1)], verdict())
+        proof.compare(ALONE, [said(1, 0, {"model.weight": "x"}), said(1, 1)], verdict())
 
 
 def test_generators_and_reports_that_differ_from_run_to_run_are_left_out_and_named() -> None:
-    alone = [said(1, step, **{"run.randomness.numpy.key": "a", "report.seconds": "1"}) for step in range(5)]
+    alone = [said(1, step, {"run.randomness.numpy.key": "a", "report.seconds": "1"}) for step in range(5)]
     other = {"run.randomness.numpy.key": "b", "report.seconds": "2"}
     found = verdict()
-    proof.compare(
-        alone, [said(1, 1, **other), said(1, 2, **other), said(2, 2, **other), said(2, 3, **other)], found
-    )
+    proof.compare(alone, [said(1, 1, other), said(1, 2, other), said(2, 2, other), said(2, 3, other)], found)
     assert found.identical and found.uncertain == ["report.seconds", "run.randomness.numpy.key"]
     assert "Not compared, since it differs from run to run: report.seconds, run.randomness.numpy.key" in list(
         proof_report.lines(found)
@@ -99,9 +99,9 @@ def test_generators_and_reports_that_differ_from_run_to_run_are_left_out_and_nam
 
 
 def test_a_report_that_has_not_come_yet_after_the_resume_is_no_difference() -> None:
-    alone = [said(1, step, **{"report.loss": "1"}) for step in range(5)]
+    alone = [said(1, step, {"report.loss": "1"}) for step in range(5)]
     found = verdict()
-    proof.compare(alone, [said(1, 1, **{"report.loss": "1"}), said(2, 2), said(2, 3)], found)
+    proof.compare(alone, [said(1, 1, {"report.loss": "1"}), said(2, 2), said(2, 3)], found)
     assert found.identical
 
 
@@ -113,8 +113,8 @@ def test_nothing_in_common_proves_nothing() -> None:
 def test_a_piece_of_state_that_is_gone_after_the_resume_is_a_difference() -> None:
     found = verdict()
     proof.compare(
-        [said(1, step, **{"ema.weight": "e"}) for step in range(5)],
-        [said(2, 2, **{"ema.weight": "e"}), said(2, 3)],
+        [said(1, step, {"ema.weight": "e"}) for step in range(5)],
+        [said(2, 2, {"ema.weight": "e"}), said(2, 3)],
         found,
     )
     assert [(one.name, one.resumed) for one in found.differences] == [("ema.weight", None)]

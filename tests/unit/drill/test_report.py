@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def judged(
     return report.judged(DrillRound(1, 2.0, gone, back, 4.1, (part,)), options)
 
 
-def changed(part: DirectoryRound = PART, **traces: object) -> DirectoryRound:
+def changed(part: DirectoryRound = PART, **traces: Any) -> DirectoryRound:
     """The part of a run that came back from the beginning, with other traces."""
     return dataclasses.replace(
         part, saved=None, resumed=None, traces=dataclasses.replace(part.traces, committed=None, **traces)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import safetensors as library
-import safetensors.torch
 import torch
+from safetensors import torch as library_torch
 
 from lastcall.errors import CheckpointError
 from lastcall.formats import layouts, safetensors
@@ -32,7 +32,7 @@ def write(path: Path, *entries: TensorEntry, metadata: dict[str, str] | None = N
 @pytest.mark.parametrize("dtype", sorted(safetensors.DTYPES))
 def test_the_library_loads_every_dtype_with_the_same_bytes(tmp_path: Path, dtype: str) -> None:
     path = write(tmp_path / "a.safetensors", entry("x", dtype, (3, 2)))
-    tensor = library.torch.load_file(path)["x"]
+    tensor = library_torch.load_file(path)["x"]
     assert tuple(tensor.shape) == (3, 2)
     assert tensor.element_size() == safetensors.DTYPES[dtype]
     assert tensor.view(torch.uint8).flatten().tolist() == [1] * 6 * safetensors.DTYPES[dtype]
@@ -41,14 +41,14 @@ def test_the_library_loads_every_dtype_with_the_same_bytes(tmp_path: Path, dtype
 def test_scalars_and_empty_tensors_load(tmp_path: Path) -> None:
     one = TensorEntry("scalar", "F32", (), BytesSource(struct.pack("<f", 2.5)))
     path = write(tmp_path / "a.safetensors", entry("none", "F64", (0, 5)), one, entry("void", "U8", (0,)))
-    loaded = library.torch.load_file(path)
+    loaded = library_torch.load_file(path)
     assert loaded["scalar"].shape == () and loaded["scalar"].item() == 2.5
     assert loaded["none"].shape == (0, 5) and loaded["void"].shape == (0,)
 
 
 def test_a_file_without_tensors_loads(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors")
-    assert library.torch.load_file(path) == {}
+    assert library_torch.load_file(path) == {}
     assert safetensors.parse(safetensors.read_header(path), path.stat().st_size) == ({}, {})
 
 
@@ -97,7 +97,7 @@ def test_the_header_ends_on_its_phase_whatever_its_length(length: int) -> None:
 def test_names_may_hold_quotes_newlines_and_any_script(tmp_path: Path) -> None:
     name = 'a"b\\c\n\x00\u2028\u6a21\u578b\U0001f642'
     path = write(tmp_path / "a.safetensors", entry(name, "U8", (1,)))
-    assert list(library.torch.load_file(path)) == [name]
+    assert list(library_torch.load_file(path)) == [name]
 
 
 @pytest.mark.parametrize("name", ["x", "__metadata__"])
@@ -129,7 +129,7 @@ def test_a_header_longer_than_the_library_reads_is_refused(monkeypatch: pytest.M
 
 def test_a_file_of_the_library_is_read_with_absolute_offsets(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    library.torch.save_file(
+    library_torch.save_file(
         {"w": torch.arange(4.0), "b": torch.tensor([7], dtype=torch.uint8)}, path, {"k": "v"}
     )
     tensors, metadata = safetensors.parse(safetensors.read_header(path), path.stat().st_size)

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -241,7 +242,7 @@ def test_the_message_names_the_argument_and_shows_python() -> None:
         ("mirror", "s3://runs/../other", "points outside"),
     ],
 )
-def test_a_wrong_value_is_refused(field: str, value: object, because: str) -> None:
+def test_a_wrong_value_is_refused(field: str, value: Any, because: str) -> None:
     with pytest.raises(errors.ConfigError, match=because) as caught:
         jit(**{field: value})
     assert str(caught.value).startswith(f"{field}={value!r} ")
@@ -265,7 +266,7 @@ def test_a_wrong_value_is_refused(field: str, value: object, because: str) -> No
         ("save_best_only", "perhaps"),
     ],
 )
-def test_a_wrong_periodic_value_is_refused(field: str, value: object) -> None:
+def test_a_wrong_periodic_value_is_refused(field: str, value: Any) -> None:
     with pytest.raises(errors.ConfigError, match=f"^{field}="):
         periodic(**{field: value})
 

@@ -1,9 +1,9 @@
-"""save_state(), made atomic: written beside where it belongs, made durable, and then renamed. Saves that a
-notice asked for get a commit record, so that `lastcall ls` and `lastcall verify` know them.
+"""save_state(), made atomic: written beside its folder, made durable, and then renamed. Saves that answer a
+notice get a commit record, so that `lastcall ls` and `lastcall verify` know them.
 
 The scratch folder is not among the user's own: scripts that resume take the newest folder that they find
-there. Who takes part in a save of many ranks is known to the script only; `company` is what is known of it
-here.
+there. Only the script knows which ranks take part in a save of many; `participants` finds out what can be
+known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lastcall.adapters.accelerate.company import Company
+from lastcall.adapters.accelerate.participants import Participants
 from lastcall.core.checkpoint import commit, handover
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import SENTINEL, Record
@@ -26,43 +26,43 @@ from lastcall.core.process import job_identity
 from lastcall.storage import files as storage
 from lastcall.types import FileRecord, Kind, Notice
 
-NOT_EXACT = "the script's own save: how exactly it goes on is the script's own affair"
+NOT_EXACT = "the script's own save: how exactly it resumes is up to the script"
 
 
 @dataclass(frozen=True)
 class Occasion:
-    """What a save is made for."""
+    """The notice that a save answers."""
 
     notice: Notice
-    resumes: bool  # whether the same command is expected to go on from it
+    resumes: bool  # whether the same command is expected to resume from it
 
 
 def save(
     original: Callable[[str], Any],
     accelerator: Any,
     output_dir: Any,
-    company: Company,
+    participants: Participants,
     occasion: Occasion | None,
 ) -> Any:
     """`original` is save_state() of this accelerator; `occasion`: the notice that it answers, if it does."""
     if output_dir is None or accelerator.project_configuration.automatic_checkpoint_naming:
         return original(output_dir)
     target = Path(os.path.abspath(os.path.expanduser(output_dir)))
-    meeting = company.meet()
-    if meeting is None:
+    group = participants.gather()
+    if group is None:
         return original(output_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = _beside(target, meeting.token)
+    staging = _beside(target, group.token)
     try:
-        meeting.take_part(
+        group.take_part(
             lambda: _write(original, staging),
             lambda: _publish(staging, target, occasion, accelerator.num_processes),
         )
-        if staging.exists():  # the ranks of this host have a disk of their own
+        if staging.exists():  # the ranks of this machine have a disk of their own
             with contextlib.suppress(FileNotFoundError):
                 _publish(staging, target, occasion, accelerator.num_processes)
     finally:
-        if meeting.leads:
+        if group.leads:
             _clear(storage.Files(), staging)
     return Path(output_dir)
 
@@ -83,7 +83,7 @@ def _write(original: Callable[[str], Any], staging: Path) -> None:
 
 
 def _publish(staging: Path, target: Path, occasion: Occasion | None, world: int) -> None:
-    """All have written."""
+    """All ranks have written."""
     files = storage.Files()
     for folder, _, names in os.walk(staging):
         for name in names:
@@ -97,7 +97,7 @@ def _record(staging: Path, target: Path, occasion: Occasion, world: int) -> Reco
     paths = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != SENTINEL)
     found = [_recorded(path, path.relative_to(staging).as_posix()) for path in paths]
     if not all(records.is_plain(file.name) for file in found):
-        return None  # a hook of the script's has names that no record may have
+        return None  # a hook of the script's wrote a file whose name no record may hold
     number = re.search(r"(\d+)\D*$", target.name)
     return Record(
         sequence=int(time.time()),
@@ -122,7 +122,7 @@ def _recorded(path: Path, name: str) -> FileRecord:
 
 
 def _put(files: storage.Files, staging: Path, target: Path) -> None:
-    """Give the folder its name. What else the script has put into a folder of that name stays in it."""
+    """Give the folder its name. Other files of the script in a folder of that name are kept."""
     if not target.is_dir() or not any(target.iterdir()):
         commit.publish(files, staging, target)
         return

@@ -3,7 +3,7 @@
 A DataLoaderShard is always one batch ahead of the training loop: it must know whether the batch it hands out
 is the last one. Its position at a boundary is therefore the one that the DataLoader underneath had before it
 made that next batch, and so is the randomness that the batch was made with: a resumed run makes the batch
-again with that, and goes on with what the boundary had.
+again with that, and continues with the randomness of the boundary.
 
 Discarded: Accelerate's skip_first_batches, which draws all former batches of the epoch again, with other
 random numbers.
@@ -54,7 +54,7 @@ class AheadTracker:
         self._inner = data.track_own(loader.base_dataloader)
         self._stateful = isinstance(self._inner, data.StatefulTracker)
         self._randomness = Randomness()
-        self._pass: weakref.ref[_Pass] | None = None  # gone when the loader's own generator is
+        self._pass: weakref.ref[_DrawAhead] | None = None  # gone when the loader's own generator is
         self._loaded: dict[str, Any] | None = None
         self._synchronized: Any = None
 
@@ -125,7 +125,7 @@ class AheadTracker:
     def exhausted(self) -> bool:
         return self._inner.exhausted
 
-    def _open(self) -> _Pass:
+    def _open(self) -> _DrawAhead:
         loaded, self._loaded = self._loaded, None
         if self._synchronized is not None:
             self.loader.rng_types, self._synchronized = self._synchronized, None
@@ -137,12 +137,12 @@ class AheadTracker:
         iterator, began = (
             self._iterator_of_torchdata(base, began) if self._stateful else (type(base).__iter__(base), None)
         )
-        passage = _Pass(self, iterator, began, made_with)
+        passage = _DrawAhead(self, iterator, began, made_with)
         self._pass = weakref.ref(passage)
         return passage
 
     def _iterator_of_torchdata(self, base: Any, began: rng.State | None) -> tuple[Any, rng.State]:
-        """It draws the order of an interrupted pass anew, so the generators must be where they were when it
+        """It draws the order of an interrupted pass again, so the generators must be where they were when it
         was drawn first: after the iterator was made, which draws too, or before where workers draw from the
         order at once."""
         generators = rng.find_generators(base)
@@ -174,7 +174,7 @@ def _draw_order(iterator: Any) -> None:
         iterator._sampler_iter = itertools.chain(list(itertools.islice(waiting, 1)), waiting)
 
 
-class _Pass:
+class _DrawAhead:
     """The iterator of the DataLoader underneath, as Accelerate draws from it."""
 
     def __init__(
@@ -191,7 +191,7 @@ class _Pass:
         self._draw = iterator.__next__
         self._position, self._randomness = tracker._inner.note, tracker._randomness.note
 
-    def __iter__(self) -> _Pass:
+    def __iter__(self) -> _DrawAhead:
         return self
 
     def __next__(self) -> Any:

@@ -15,7 +15,7 @@ LEDGER, DATA = "accelerator_steps", "accelerator_data"  # what it does not, or n
 SPREAD = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP")  # only all ranks together can save these
 
 
-class Ledger:
+class AccumulationStep:
     """The Accelerator's own counter: which micro-batch of an accumulation window comes next."""
 
     def __init__(self, accelerator: Any) -> None:
@@ -52,7 +52,7 @@ def values(accelerator: Any) -> dict[str, object]:
         "scalers": [_copied(accelerator.scaler, "scaler")],
         "objects": [_copied(one, "registered object") for one in accelerator._custom_objects],
     }
-    return {HELD: found, LEDGER: Ledger(accelerator), DATA: list(accelerator._dataloaders)}
+    return {HELD: found, LEDGER: AccumulationStep(accelerator), DATA: list(accelerator._dataloaders)}
 
 
 def _copied(value: Any, what: str) -> Any:

@@ -1,10 +1,10 @@
-"""Whether the command that started a script would go on from what the script's own save leaves: known before
+"""Whether the command that started a script would resume from what the script's own save leaves: known before
 anything is lost.
 
-A script resumes by load_state(), and when it does so it alone knows. What can be told from outside: it has
-none; it loads what the command names, which is not what will be saved; or an option of the command keeps it
-from loading, and the option is not given. Where a condition is about anything else (what lies in a folder,
-most of all), the script finds its checkpoints by itself.
+A script resumes by load_state(), and only the script knows when. From outside it can be seen that it has no
+such call; that it loads what the command names, which is not what will be saved; or that a condition on an
+option that was not given keeps it from loading. Where a condition is about anything else (the contents of a
+folder, most of all), the script finds its checkpoints itself.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from typing import Any
 
 from lastcall import settings
 
-_MOST = 400  # values that are looked at
+_MOST = 400  # variables of a frame that are examined
 
 
 def why_not(frame: FrameType, loaded: str | None, argv: Sequence[str]) -> str:
-    """Empty where the same command is expected to resume. `loaded`: what load_state() was given in this
+    """Empty where the same command is expected to resume. `loaded`: the argument of load_state() in this
     process."""
     if settings.hands_over():
         return ""
     if loaded is not None:
-        return f"the command names {loaded}, and would go on from there again" if _names(argv, loaded) else ""
+        names = _names(argv, loaded)
+        return f"the command names {loaded}, and would resume from there again" if names else ""
     frames = list(_user_frames(frame))
     places = [place for file in _sources(frames) for place in _loads(file)]
     if not places:
@@ -42,7 +43,8 @@ def why_not(frame: FrameType, loaded: str | None, argv: Sequence[str]) -> str:
 
 
 def folders(frame: FrameType, argv: Sequence[str]) -> list[str]:
-    """Paths that the script works with: words of its command, and what its variables and options hold."""
+    """Paths that the script works with: arguments of its command, and the values of its variables and
+    options."""
     found = dict.fromkeys(value for word in argv for value in (word, word.partition("=")[2]) if value)
     for one in _user_frames(frame):
         for scope in (one.f_locals, one.f_globals):
@@ -58,7 +60,8 @@ def folders(frame: FrameType, argv: Sequence[str]) -> list[str]:
 
 
 def works_with(folder: str, frame: FrameType, argv: Sequence[str]) -> bool:
-    """Whether the script may look for its checkpoints there, and take whatever it finds for one of them."""
+    """Whether the script may look for its checkpoints there, and take anything that it finds for one of
+    them."""
     return any(
         os.path.realpath(path) == os.path.realpath(folder) for path in (os.curdir, *folders(frame, argv))
     )
@@ -74,7 +77,7 @@ def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
         if _is_users(frame.f_code.co_filename):
             yield frame
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            return  # what is above started the script
+            return  # the frames above started the script
         frame = frame.f_back
 
 
@@ -88,7 +91,7 @@ def _is_users(file: str) -> bool:
 
 
 def _sources(frames: Sequence[FrameType]) -> list[str]:
-    """The files of the script: those of its frames, and the modules of its own that they have imported."""
+    """The files of the script: those of its frames, and of the modules of its own that it has imported."""
     found = dict.fromkeys(frame.f_code.co_filename for frame in frames)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -135,7 +138,8 @@ def _below(node: ast.AST, needs: list[Need]) -> Iterator[tuple[int, list[Need]]]
 
 
 def _kept_out(needs: Sequence[Need], frames: Sequence[FrameType], argv: Sequence[str]) -> str:
-    """The condition on an option of the command that does not hold; empty where there is none."""
+    """The condition on an option of the command that keeps the script from loading; empty where there is
+    none."""
     for test, want in needs:
         roots = _roots(test)
         if not roots or any(_given(name, argv) for name in _options(test)):
@@ -178,8 +182,7 @@ def _options(test: ast.expr) -> set[str]:
 
 
 def _given(option: str, argv: Sequence[str]) -> bool:
-    """Whether the command has it; a script may have put it back since, where it found nothing to resume
-    from."""
+    """Whether the command has it; a script may have reset it since, where it found nothing to resume from."""
     spelled = option.replace("-", "_")
     return any(
         word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")[2] == spelled

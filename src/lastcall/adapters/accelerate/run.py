@@ -44,7 +44,7 @@ class AcceleratorRun(Run):
 
     def _load(self, driver: Driver, entry: Entry) -> None:
         try:
-            if driver.world.many:  # of many ranks each has checked only what it reads itself: not these files
+            if driver.world.many:  # each rank has checked only what it reads itself: not these files
                 self._check(driver, entry)
             self._accelerated.load(entry.path)
         except BaseException:
@@ -61,7 +61,7 @@ class AcceleratorRun(Run):
             if driver.world.rank == 0:
                 log.warning("%s", driver.context.catalog.set_aside(entry.path, str(error)))
             raise errors.CheckpointError(
-                f"{error}. Start the run again: it goes on from the checkpoint before this one."
+                f"{error}. Start the run again: it resumes from the checkpoint before this one."
             ) from error
 
     def _begin(self, total: int | None) -> None:

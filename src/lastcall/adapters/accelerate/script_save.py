@@ -1,10 +1,10 @@
-"""How a script's own save_state() answers a notice: at a completed step, the same on all ranks, its save
-branch is entered.
+"""How a script's own save_state() answers a notice: at a completed step, the same on all ranks, the script
+enters its save branch.
 
-BOUNDARY   the script is on its way to the step, and from there to its save
+BOUNDARY   the script trains on to the step, and from there to its save
 SAVING     it saves, or has left the branch and waits for the other ranks
-INSTANT    the time is over: nothing can be saved from the side, since only the script knows what belongs to
-           its checkpoints
+INSTANT    too late: nothing can be saved from the side, since only the script knows what belongs to its
+           checkpoints
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from lastcall.core.ranks.agreement import Agreement
 from lastcall.types import Kind, Notice, Outcome
 
 log = logging.getLogger("lastcall")
-_HEARD = "ranks"  # the source of a notice that another rank was given
-_SHARE = 0.25  # of the time that is left: how long the others are waited for, to say where they are
-_READING = 5.0  # seconds that rank 0 gives the others to read the last word
-_LISTEN = 1.0  # seconds of one wait for news
+_ANNOUNCED = "ranks"  # the source of a notice that another rank has announced
+_SHARE = 0.25  # of the time that is left: how long to wait for the positions of the others
+_READING = 5.0  # seconds that rank 0 gives the others to read the last decision
+_LISTEN = 1.0  # seconds of one wait for an announcement
 
 
 class ScriptSave:
-    """A `Strategy`, and what the training thread does at a completed step and when the script has left its
-    save. `nbytes`: what a save has to write, about. `die`: leaves the process, with nothing saved."""
+    """A `Strategy`, and what the training thread does at a completed step and after the script's save.
+    `nbytes`: about what a save has to write. `die`: leaves the process, with nothing saved."""
 
     def __init__(
         self, context: NoticeContext, answer: Answer, nbytes: Callable[[], int], die: Callable[[], None]
@@ -44,7 +44,7 @@ class ScriptSave:
         self._phases = answer.phases
         self._nbytes = nbytes
         self._die = die
-        self._through = False  # the script has left its save
+        self._concluded = False  # the script has left its save
         self._ranks: Agreement | None = None  # the training thread's
         self._agents: Agreement | None = None  # the agent's
 
@@ -56,18 +56,18 @@ class ScriptSave:
         """There are other ranks."""
         self._ranks, self._agents = ranks, ranks.clone()
 
-    def listen(self, ranks: Agreement, hear: Callable[[Notice], None]) -> None:
-        """A thread: what another rank was told."""
+    def listen(self, ranks: Agreement, notify: Callable[[Notice], None]) -> None:
+        """On a thread of its own: receive the announcements of the other ranks."""
         try:
             while not self._phases.closed:
                 news = ranks.heard(_LISTEN)
                 if news is not None and news.get("rank") != ranks.rank:
                     now = self._context.clock.now()
-                    # the clocks of two machines may differ by seconds
+                    # seconds, since the clocks of two machines may differ
                     left = float(news.get("left", self._context.jit.grace))
-                    hear(Notice(_HEARD, str(news.get("reason")), now, now + left))
+                    notify(Notice(_ANNOUNCED, str(news.get("reason")), now, now + left))
         except errors.StoreLost:
-            log.debug("the store is gone: so are the others")
+            log.debug("Lost the store, and with it the other ranks")
 
     # ---- the agent's side ----------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class ScriptSave:
         return self._context.budget.until_safe(self._nbytes(), deadline)
 
     def announce(self, notice: Notice) -> None:
-        if self._agents is not None and notice.source != _HEARD:
+        if self._agents is not None and notice.source != _ANNOUNCED:
             left = self._answer.left
             news = {
                 "rank": self._agents.rank,
@@ -92,7 +92,7 @@ class ScriptSave:
         """A step that is completed from now on waits in due()."""
 
     def decide(self) -> Where:
-        """The next step; with many ranks the first one that nobody has completed."""
+        """The next step; with many ranks the first one that no rank has completed."""
         if self._agents is None:
             self.target = self.steps + 1
             return Where(because=f"step {self.target} of this process")
@@ -102,9 +102,9 @@ class ScriptSave:
             raise errors.StoreLost("the ranks cannot agree on a step")
         self.target = int(decision["step"])
         notice = self._answer.notice
-        if notice.source == _HEARD:
+        if notice.source == _ANNOUNCED:
             log.info(
-                "Another rank was told to stop (%s): this one saves at step %d of the process, too",
+                "Another rank announced %s: this one saves at step %d of the process, too",
                 notice.reason,
                 self.target,
             )
@@ -115,11 +115,11 @@ class ScriptSave:
 
     def hopeless(self, saving: bool) -> str:
         """A later notice may have brought the deadline forward, and a save may take too long."""
-        late = not self._through and self._answer.left <= timing.MARGIN
-        return "the script's own save is not done in time" if late else ""
+        late = not self._concluded and self._answer.left <= timing.MARGIN
+        return "the script's own save is not complete in time" if late else ""
 
     def aside(self, because: str) -> None:
-        log.error("The training loop did not come to its own save in time: nothing was saved")
+        log.error("The training loop did not reach its own save in time: nothing was saved")
         self._fail(because)
 
     def continues(self) -> bool:
@@ -129,7 +129,7 @@ class ScriptSave:
         self._die()
 
     def fault(self) -> None:
-        """One process saves at its next step. With many, each would do so at another one: parts that do not
+        """One process saves at its next step. Of many ranks each would save another step: parts that do not
         belong together."""
         if self._agents is not None:
             log.error("Nothing is saved: the ranks cannot agree on a step")
@@ -137,7 +137,7 @@ class ScriptSave:
             return
         self.target = self.steps + 1
         for phase in (Phase.HOLDING, Phase.BOUNDARY):
-            self._phases.try_enter(phase, "a fault in lastcall")
+            self._phases.try_enter(phase, "an internal error in lastcall")
 
     def _fail(self, because: str) -> None:
         self._answer.not_saved("script", because)
@@ -162,7 +162,7 @@ class ScriptSave:
             )
 
     def committed(self, name: str, because: str) -> None:
-        """save_state() came to its end. `because`: why it is not known to be exact."""
+        """save_state() has returned. `because`: why it is not known to be exact."""
         seconds = self._context.clock.now() - self._answer.notice.at
         self._context.events.emit(
             "committed",
@@ -174,10 +174,10 @@ class ScriptSave:
             path=name,
         )
 
-    def left(self, saved: bool) -> bool:
-        """The script has left its branch, or has found that it is not for this rank. Returns whether the run
-        is saved; the process is on its way out then."""
-        self._through = True
+    def conclude(self, saved: bool) -> bool:
+        """The script has left its branch, or the branch is not for this rank. Returns whether the run is
+        saved: the process leaves then."""
+        self._concluded = True
         self._phases.try_enter(Phase.SAVING, only_from={Phase.BOUNDARY})
         if not (saved if self._ranks is None else self._any_has(saved, self._ranks)):
             log.error("The script's own save did not call save_state(): nothing was saved")
@@ -188,32 +188,32 @@ class ScriptSave:
         return True
 
     def _any_has(self, saved: bool, ranks: Agreement) -> bool:
-        """Nobody takes the process group away from a rank that is still writing. Returns whether any rank has
-        saved: the script may let one do it for all."""
+        """Wait for all, so that no rank loses its process group while it still writes. Returns whether any
+        rank has saved: in some scripts one saves for all."""
         until = self._answer.deadline
         found = ranks.settle("done", {"saved": saved}, _any_saved, until)
         if not found:
-            log.debug("the store is gone: so is rank 0, which leaves when all are done, or was killed")
+            log.debug("Lost the store: rank 0, which leaves when all have saved, is gone")
             return saved
         try:
             self._let_read(ranks, min(until, self._context.clock.now() + _READING))
         except errors.StoreLost:
-            log.debug("the store is gone: nobody reads it any more")
+            log.debug("Lost the store: no rank reads it any longer")
         return bool(found["saved"])
 
     def _let_read(self, ranks: Agreement, until: float) -> None:
-        """Rank 0's process may hold the store: it leaves when the others have read what they need from it."""
+        """Rank 0's process may host the store: it leaves when the others have read what they need."""
         ranks.tell(f"read/{ranks.rank}", {})
         if ranks.rank == 0:
             for other in range(1, ranks.size):
                 ranks.wait_for(f"read/{other}", max(0.0, until - self._context.clock.now()))
 
 
-def _first(said: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
-    """The first step that nobody has completed: a rank that is held has completed at most one more than it
-    has said."""
-    return {"step": max(int(word["step"]) for word in said.values()) + 1}
+def _first(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+    """The first step that no rank has completed: a rank that is held has completed at most one more than it
+    has reported."""
+    return {"step": max(int(report["step"]) for report in reports.values()) + 1}
 
 
-def _any_saved(said: Mapping[int, Mapping[str, Any]]) -> dict[str, bool]:
-    return {"saved": any(bool(word["saved"]) for word in said.values())}
+def _any_saved(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, bool]:
+    return {"saved": any(bool(report["saved"]) for report in reports.values())}

@@ -3,7 +3,7 @@ train worker.
 
 Nothing of ours is ever raised into Ray: an exception in a callback ends the run, and a run without protection
 is better than none. Where lastcall is not installed on the cluster, the copy is a callback of Ray's own that
-does nothing, and says so.
+does nothing, and logs that.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from ray.train.v2._internal.execution.callback import (
 from lastcall import __version__, installing
 from lastcall import script as scripts
 from lastcall.adapters.ray.controller import Controller
-from lastcall.adapters.ray.never_raise import harmless
+from lastcall.adapters.ray.never_raise import never_raises
 from lastcall.settings import JIT, JITCheckpointConfig, stop_file
 
-# Pickled as source, not by name: it must be understood where there is no lastcall. So it belongs to no
-# module.
+# Pickled as source, not by name: it must work where there is no lastcall. So it belongs to no module.
 _REBUILD = """
 def rebuild(home, name, values):
     try:
@@ -43,8 +42,8 @@ def rebuild(home, name, values):
 
 
 def reduced(kind: type, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """For __reduce__: an object is made again of its class and its values; without lastcall, it is a callback
-    that does nothing."""
+    """For __reduce__: the object is made again from its class and its values; without lastcall, it is a
+    callback that does nothing."""
     return _rebuilder(), (kind.__module__, kind.__name__, dict(values))
 
 
@@ -56,18 +55,18 @@ def _rebuilder() -> Callable[..., Any]:
 
 
 class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, ReportCallback):  # type: ignore[misc]
-    """`settings`: the fields of a JITCheckpointConfig, as the driver knows them. `place`: where the ranks
-    meet. `sources`: the text of the script by filename: the machines of the workers may not have it."""
+    """`settings`: the fields of the driver's JITCheckpointConfig. `store_address`: where the ranks meet.
+    `sources`: the text of the script by filename: the machines of the workers may not have it."""
 
     def __init__(
         self,
         settings: Mapping[str, Any],
-        place: Mapping[str, Any] | None = None,
+        store_address: Mapping[str, Any] | None = None,
         sources: Mapping[str, str] | None = None,
     ) -> None:
         self.sources = dict(sources or {})
         self._settings = dict(settings)
-        self._place = dict(place) if place is not None else None
+        self._store_address = dict(store_address) if store_address is not None else None
         self._controller: Controller | None = None
         self._worker: Any = None
 
@@ -76,9 +75,10 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
         return cls({setting.field: getattr(jit, setting.field) for setting in JIT}, sources=sources)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reduced(
-            type(self), {"settings": self._settings, "place": self._place, "sources": self.sources}
-        )
+        values = {
+            "settings": self._settings, "store_address": self._store_address, "sources": self.sources
+        }  # fmt: skip
+        return reduced(type(self), values)
 
     @property
     def _jit(self) -> JITCheckpointConfig:
@@ -86,7 +86,7 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
 
     # ---- in the controller ---------------------------------------------------------------------------------
 
-    @harmless
+    @never_raises
     def after_controller_start(self, *given: Any) -> None:
         controller = Controller(self._jit, given[0] if given else None)
         controller.start()
@@ -97,22 +97,22 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
         self._next_incarnation()
         return {}
 
-    @harmless
+    @never_raises
     def _next_incarnation(self) -> None:
         if self._controller is not None:
-            self._place = self._controller.next_incarnation()
+            self._store_address = self._controller.next_incarnation()
 
-    @harmless
+    @never_raises
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         if self._controller is not None:
             self._controller.polled(worker_group_status)
 
-    @harmless
+    @never_raises
     def after_report(self, training_report: Any, *_: Any, **__: Any) -> None:
         if self._controller is not None:
             self._controller.reported(training_report.checkpoint)
 
-    @harmless
+    @never_raises
     def after_controller_finish(self, *given: Any) -> None:
         if self._controller is not None:
             self._controller.stop()
@@ -120,20 +120,20 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
 
     # ---- in a train worker ---------------------------------------------------------------------------------
 
-    @harmless
+    @never_raises
     def after_init_train_context(self) -> None:
-        """In the main thread, after Ray has installed its own SIGTERM handler and before training starts:
-        here, and nowhere else, does a handler of ours stay."""
-        from lastcall.adapters.ray.worker.worker import Worker
+        """In the main thread, after Ray has installed its own SIGTERM handler and before training starts: a
+        handler that is installed earlier is replaced by Ray's."""
+        from lastcall.adapters.ray.worker.worker import TrainWorker
 
-        if self._place is not None:
+        if self._store_address is not None:
             scripts.provide(self.sources)
-            worker = Worker(self._jit, self._place)
+            worker = TrainWorker(self._jit, self._store_address)
             worker.begin()
             self._worker = worker
 
-    @harmless
+    @never_raises
     def before_worker_shutdown(self) -> None:
-        """The SIGTERM that Ray sends now is no notice."""
+        """The SIGTERM that Ray sends from now on is no notice."""
         if self._worker is not None:
             self._worker.end()

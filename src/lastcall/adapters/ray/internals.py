@@ -61,7 +61,7 @@ def trial() -> str:
 
 
 def poll_seconds() -> float:
-    """Between two looks of the controller at its workers; it hands the variable on to them."""
+    """Between two polls of the controller; it passes the variable on to its workers."""
     try:
         return float(os.environ.get(POLL_VARIABLE, POLL_SECONDS))
     except ValueError:
@@ -90,7 +90,7 @@ def name_of(storage: Any, checkpoint: Any) -> str | None:
 
 
 def release_barrier(context: Any) -> None:
-    """Ray's report() on this rank comes back without having reported anything. Newer versions of Ray only."""
+    """Ray's report() on this rank returns without having reported anything. Newer versions of Ray only."""
     reset = getattr(context.get_synchronization_actor(), "reset", None)
     if reset is not None:
         reset.remote()
@@ -111,8 +111,8 @@ def files_of(checkpoint: Any) -> list[str]:
 
 
 def remove_local(checkpoint: Any, storage: Any) -> None:
-    """The script's temporary folder, which its `with` statement will not come to remove. What is elsewhere is
-    not ours to judge."""
+    """The script's temporary folder: its `with` statement will not get to remove it. A folder elsewhere is
+    the script's own affair."""
     path, home = os.path.realpath(checkpoint.path), os.path.realpath(tempfile.gettempdir())
     if (
         checkpoint.filesystem.type_name == "local"
@@ -123,14 +123,14 @@ def remove_local(checkpoint: Any, storage: Any) -> None:
 
 
 def lost_peer(error: Any) -> bool:
-    """Whether this is what a rank fails of when another one has gone: a collective without its peer."""
+    """Whether a rank fails with this when another one is gone: a collective without its peer."""
     inner = getattr(error, "_base_exc", error)
     kinds = {kind.__name__ for kind in type(inner).__mro__}
     return bool(kinds & _LOST) or any(words in str(inner).lower() for words in _LOST_WORDS)
 
 
 def actor_death(error: Any) -> Any:
-    """The RayActorError of a worker whose process is gone; None for other errors, such as those of the user's
-    code."""
+    """The RayActorError of a worker whose process is gone; None for other errors, such as those of the
+    script."""
     inner = getattr(error, "health_check_failure", error)
     return inner if isinstance(inner, ray.exceptions.RayActorError) else None

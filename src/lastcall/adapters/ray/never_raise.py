@@ -11,15 +11,15 @@ log = logging.getLogger("lastcall")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def harmless(method: _Method) -> _Method:
-    """What goes wrong is logged, with None in its place. Only for what returns nothing, or may."""
+def never_raises(method: _Method) -> _Method:
+    """An exception is logged, and None is returned. Only for methods that return nothing, or may."""
 
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
         except Exception:
-            log.exception("lastcall failed in %s; the run goes on", method.__name__.lstrip("_"))
+            log.exception("lastcall failed in %s; the run continues", method.__name__.lstrip("_"))
             return None
 
     return guarded  # type: ignore[return-value]

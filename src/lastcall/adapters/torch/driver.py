@@ -61,7 +61,7 @@ class Driver:
         self.gate = self.context.gate
         self.world = world
         self._subject = subject
-        self._inbox = Inbox(self.context)
+        self._inbox = Inbox.of_run(self.context)
         self._protection = Protection(self.context, self._inbox)
         self._session: Session | None = None
 

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -338,17 +337,11 @@ def is_area(path: Path) -> bool:
     if not path.is_absolute() or not NAME.fullmatch(path.name):
         return False
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with storage.opened_plain(path) as (fd, info):
+            mine = info.st_uid == os.geteuid() and info.st_nlink == 1
+            return mine and info.st_size >= PAGE and os.pread(fd, len(MAGIC), 0) in (MAGIC, bytes(len(MAGIC)))
     except OSError:
         return False
-    try:
-        info = os.fstat(fd)
-        mine = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and info.st_nlink == 1
-        return mine and info.st_size >= PAGE and os.pread(fd, len(MAGIC), 0) in (MAGIC, bytes(len(MAGIC)))
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def point(pointer: Path, paths: list[str]) -> None:

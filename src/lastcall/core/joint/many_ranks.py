@@ -102,7 +102,7 @@ class ManyRanks(OneProcess):
         decision = ranks.agreement.agree("boundary", self._position(), choose, self._until(), ranks.unable)
         self._heed(decision)
         kind, because = decision.kind, decision.because
-        return Where(boundary=kind == "boundary", finished=kind == "finish", because=because)
+        return Where(boundary=kind == "boundary", dismissed=kind == "finish", because=because)
 
     def hopeless(self, saving: bool) -> str:
         """While this rank saves it waits for all others, and the save itself finds out if one is lost; one

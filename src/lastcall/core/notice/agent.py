@@ -6,8 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from lastcall import errors
 from lastcall.core import timing
-from lastcall.core.context import RunContext
+from lastcall.core.context import NoticeContext
 from lastcall.core.notice.inbox import Inbox
 from lastcall.core.notice.phases import Phase
 from lastcall.core.notice.responder import Responder
@@ -18,16 +19,19 @@ log = logging.getLogger("lastcall")
 
 
 class Agent:
-    """`on_notice`: before a notice is answered. `look_around`: a few times a second while nothing happens."""
+    """`on_notice`: before a notice is answered. `look_around`: a few times a second while nothing happens.
+    `passing`: training continues after every answer, not only after that to a hang."""
 
     def __init__(
         self,
-        context: RunContext,
+        context: NoticeContext,
         inbox: Inbox,
         responder: Responder,
         stopping: threading.Event,
         on_notice: Callable[[Notice], None],
-        look_around: Callable[[], None],
+        look_around: Callable[[], None] = lambda: None,
+        *,
+        passing: bool = False,
     ) -> None:
         self._context = context
         self._inbox = inbox
@@ -35,6 +39,7 @@ class Agent:
         self._stopping = stopping
         self._on_notice = on_notice
         self._look_around = look_around
+        self._passing = passing
         self._thread = threading.Thread(target=self._watch, name="lastcall-agent", daemon=True)
 
     def start(self) -> None:
@@ -71,8 +76,11 @@ class Agent:
                 self._on_notice(came)
             notice = self._inbox.rank_loss or came
             assert notice is not None
-            passing = notice.source == HANG and self._context.jit.on_hang == "save"
-            self._responder.run(notice, passing=passing)
+            hang = notice.source == HANG and self._context.jit.on_hang == "save"
+            self._responder.run(notice, passing=self._passing or hang)
+        except errors.StoreLost as error:
+            log.warning("Could not answer the notice together with the other ranks: %s", error)
+            self._responder.fault()
         except Exception:
             log.exception(
                 "Internal error in lastcall; will try to save at the next step (please report this)"

@@ -83,10 +83,9 @@ class Answer:
         # first: the training thread leaves with its code once this is `whole`
         self._context.outcome.decide(Outcome.SAVED)
         self.whole = self.committed = True
-        if self.passing:
-            log.info("After %s: %s; training continues", self.notice.reason, how)
-        else:
-            log.info("Stopping after %s: %s", self.notice.reason, how)
+        # not "stopping": after a hang training continues, and so it does with a Ray that knows no preemption
+        notice = self._current or self._context.latch.notice
+        log.info("After %s: %s", "the notice" if notice is None else notice.reason, how)
         # Both threads may come here, where the ranks gave up on a boundary that was committed all the same.
         self.phases.try_enter(Phase.COMMITTED, how)
 

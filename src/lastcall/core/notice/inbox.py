@@ -3,9 +3,10 @@ must be looked for."""
 
 from __future__ import annotations
 
+import signal
 import threading
 
-from lastcall.core.context import RunContext
+from lastcall.core.context import NoticeContext, RunContext
 from lastcall.core.notice.launcher_link import LauncherLink
 from lastcall.core.notice.phases import Phase, Phases
 from lastcall.core.ranks.heartbeat import HANG, LOST
@@ -13,21 +14,27 @@ from lastcall.types import Notice
 
 
 class Inbox:
-    def __init__(self, context: RunContext) -> None:
-        self.link = LauncherLink(
-            context.catalog.root, context.catalog.private, context.clock, context.jit.grace
-        )
+    """`link`: None where a framework starts and ends the processes: no launcher, and no file to look for."""
+
+    def __init__(self, context: NoticeContext, link: LauncherLink | None = None) -> None:
+        self.link = link or LauncherLink.absent(context.clock, context.jit.grace)
         self.phases = Phases(context.events.emit)
         self._context = context
         self._rank_loss: Notice | None = None
         self._next_loss: Notice | None = None  # came while another notice was being answered
         self._losing = threading.Lock()
+        self._muted = False
         self._wake = threading.Event()
+
+    @classmethod
+    def of_run(cls, context: RunContext) -> Inbox:
+        catalog = context.catalog
+        return cls(context, LauncherLink(catalog.root, catalog.private, context.clock, context.jit.grace))
 
     def notify(self, notice: Notice) -> None:
         """The one entry point for every source of notices; called from any thread, returns at once."""
         context = self._context
-        context.subject.copy_every_boundary()
+        context.copy_every_boundary()
         if notice.source in (LOST, HANG):
             self.lose_rank(notice)
         elif context.latch.offer(notice):
@@ -37,9 +44,12 @@ class Inbox:
                 source=notice.source,
                 reason=notice.reason,
                 deadline_in=left,
-                step=context.subject.step,
+                step=context.step,
             )
         self._wake.set()
+
+    def notify_signal(self, signum: int) -> None:
+        self.notify(of_signal(self._context, signum))
 
     def lose_rank(self, notice: Notice) -> None:
         """A rank was lost, or hangs: save at once, unless a notice is being answered already. If training
@@ -52,7 +62,7 @@ class Inbox:
                 self._next_loss = notice
         if news:
             self._context.events.emit(
-                "notice", source=notice.source, reason=notice.reason, step=self._context.subject.step
+                "notice", source=notice.source, reason=notice.reason, step=self._context.step
             )  # fmt: skip
         self._wake.set()
 
@@ -67,9 +77,14 @@ class Inbox:
         if self.pending:
             self._wake.set()
 
+    def mute(self) -> None:
+        """The notice was answered, and training continues until the process is killed: what comes later is
+        not answered."""
+        self._muted = True
+
     @property
     def pending(self) -> bool:
-        return self._context.latch.raised or self._rank_loss is not None
+        return not self._muted and (self._context.latch.raised or self._rank_loss is not None)
 
     def look(self) -> None:
         """Look for a notice that comes as a file. Also while one is being answered: a second may bring the
@@ -92,3 +107,9 @@ class Inbox:
 
     def wake(self) -> None:
         self._wake.set()
+
+
+def of_signal(context: NoticeContext, signum: int) -> Notice:
+    """A signal brings no deadline: the grace that is configured counts from now."""
+    now = context.clock.now()
+    return Notice("signal", signal.Signals(signum).name, now, now + context.jit.grace, signum)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lastcall import clock as clocks
+from lastcall.core.context import NOWHERE
 from lastcall.core.process import orphans, registry
 from lastcall.types import Notice
 
@@ -17,17 +18,25 @@ PAUSE = "pause.json"  # in the run's private folder, while a user wants it pause
 
 
 class LauncherLink:
-    def __init__(self, root: Path, private: Path, clock: clocks.Clock, grace: float) -> None:
+    """`root`: of the run; None where no launcher started it."""
+
+    def __init__(self, root: Path | None, private: Path, clock: clocks.Clock, grace: float) -> None:
         self._root = root
         self._pause = private / PAUSE
         self._clock = clock
         self._grace = grace
         self._pid = os.getpid()
-        self._membership = registry.Membership.of_environment(root)
+        self._membership = None if root is None else registry.Membership.of_environment(root)
         self.launched = self._membership is not None  # `lastcall run` is above us
-        self._elders = orphans.RequiredAncestors.of_start()
+        ancestors = orphans.RequiredAncestors
+        self._elders = ancestors() if root is None else ancestors.of_start()
         self._introduced = False
         self._orphaned = False
+
+    @classmethod
+    def absent(cls, clock: clocks.Clock, grace: float) -> LauncherLink:
+        """A link that informs no launcher and finds no file."""
+        return cls(None, NOWHERE, clock, grace)
 
     def tell(self, **changes: object) -> None:
         """Keep the launcher, if there is one, informed."""

@@ -2,8 +2,8 @@
 
     QUIET -> WAITING -> HOLDING -> BOUNDARY -> SAVING -> COMMITTED | FAILED -> LEAVING
     BOUNDARY, or any before it -> INSTANT -> SAVING_ASIDE -> COMMITTED | FAILED
-    COMMITTED | FAILED -> QUIET where training may continue;  any before COMMITTED -> DISMISSED where it has
-    finished everywhere
+    COMMITTED | FAILED -> QUIET where training may continue;  any before COMMITTED -> DISMISSED where lastcall
+    has nothing to save
 
 Two threads make the changes: the agent, which answers the notice, and the training thread, which comes to a
 boundary. A change is checked and made under one lock, so of two threads that want the same change one makes
@@ -29,7 +29,7 @@ class Phase(enum.Enum):
     COMMITTED = "committed"  # a checkpoint answers the notice
     FAILED = "failed"  # nothing could be committed
     LEAVING = "leaving"  # the process is on its way out
-    # training finished on all ranks before anything was saved: there is nothing to interrupt
+    # lastcall has nothing to save: training finished on all ranks first, or the script answers notices itself
     DISMISSED = "dismissed"
 
 

@@ -35,7 +35,7 @@ class Where:
     """What a strategy has decided: where the training thread saves, or that it will not."""
 
     boundary: bool = True  # False: no boundary can be agreed on; save from the side
-    finished: bool = False  # training is over everywhere: there is nothing to interrupt
+    dismissed: bool = False  # nothing to save: training is over, or the script handles the notice itself
     because: str = ""
 
 
@@ -105,7 +105,7 @@ class Responder:
             return
         strategy.hold()
         where = Where(boundary=False, because=notice.reason) if hurried else strategy.decide()
-        if where.finished:
+        if where.dismissed:
             self._phases.try_enter(Phase.DISMISSED, where.because)
             return
         if self._comes_to_nothing(where):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,12 +36,14 @@ def notice(signum: int | None) -> Notice:
         (signal.SIGINT, False, 130),
     ],
 )
-def test_the_exit_code_says_what_happened(signum, saved, code):
+def test_the_exit_code_says_what_happened(signum: int, saved: Any, code: Any) -> None:
     assert exits.code(notice(signum), saved, 75) == code
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_who_dies_of_a_signal_has_its_status_even_if_it_was_handled_and_blocked(tmp_path, signum):
+def test_who_dies_of_a_signal_has_its_status_even_if_it_was_handled_and_blocked(
+    tmp_path: Path, signum: int
+) -> None:
     source = f"""
         import signal
         from lastcall.core.process import exits
@@ -54,7 +58,7 @@ def test_who_dies_of_a_signal_has_its_status_even_if_it_was_handled_and_blocked(
         assert script.lines == ["last words"]
 
 
-def test_a_side_thread_can_die_of_a_signal_while_the_main_thread_is_stuck(tmp_path):
+def test_a_side_thread_can_die_of_a_signal_while_the_main_thread_is_stuck(tmp_path: Path) -> None:
     source = (
         STUCK
         + """
@@ -67,14 +71,14 @@ def test_a_side_thread_can_die_of_a_signal_while_the_main_thread_is_stuck(tmp_pa
         assert script.wait() == -signal.SIGTERM
 
 
-def test_a_signal_that_kills_nobody_still_ends_the_process(tmp_path):
+def test_a_signal_that_kills_nobody_still_ends_the_process(tmp_path: Path) -> None:
     source = "from lastcall.core.process import exits; exits.die_of(23)"
     assert signal.SIGURG == 23
     with Script(tmp_path, source) as script:
         assert script.wait() == 128 + signal.SIGURG
 
 
-def test_leaving_from_a_side_thread_flushes_stdio_and_logging(tmp_path):
+def test_leaving_from_a_side_thread_flushes_stdio_and_logging(tmp_path: Path) -> None:
     source = (
         STUCK
         + """
@@ -95,7 +99,7 @@ def test_leaving_from_a_side_thread_flushes_stdio_and_logging(tmp_path):
         assert script.lines == ["printed", "logged"]
 
 
-def test_leaving_does_not_wait_for_a_lock_that_the_main_thread_holds(tmp_path):
+def test_leaving_does_not_wait_for_a_lock_that_the_main_thread_holds(tmp_path: Path) -> None:
     source = (
         STUCK
         + """
@@ -111,7 +115,7 @@ def test_leaving_does_not_wait_for_a_lock_that_the_main_thread_holds(tmp_path):
         assert script.wait() == 75
 
 
-def test_a_closed_stdout_does_not_keep_a_process_from_leaving(tmp_path):
+def test_a_closed_stdout_does_not_keep_a_process_from_leaving(tmp_path: Path) -> None:
     source = """
         import sys
         from lastcall.core.process import exits

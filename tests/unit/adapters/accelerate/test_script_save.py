@@ -113,7 +113,7 @@ def test_training_goes_on_during_the_kill_wait_and_saves_at_the_next_step_after_
     alone.is_in(Phase.BOUNDARY)
     assert alone.save.target == 4 and alone.step()
     alone.save.begin()
-    assert alone.save.left(saved=True)
+    assert alone.save.conclude(saved=True)
     alone.ends()
     assert alone.walked() == ["waiting", "holding", "boundary", "saving", "committed", "leaving"]
     assert alone.context.outcome.value is Outcome.SAVED and not alone.died.is_set()
@@ -153,7 +153,7 @@ def test_without_a_save_in_time_nothing_is_saved_and_the_process_dies(
     alone.ends()
     assert alone.died.is_set() and alone.context.outcome.value is Outcome.NOT_SAVED
     assert alone.walked() == ["waiting", "holding", "boundary", "instant", "failed"]
-    assert "did not come to its own save in time: nothing was saved" in caplog.text
+    assert "did not reach its own save in time: nothing was saved" in caplog.text
     assert not alone.step(), "nothing is left to do"
 
 
@@ -184,7 +184,7 @@ def test_a_branch_that_saves_nothing_is_no_save(alone: Process, caplog: pytest.L
     alone.is_in(Phase.WAITING)
     alone.clock.sleep(4.0)
     alone.is_in(Phase.BOUNDARY)
-    assert alone.step() and not alone.save.left(saved=False)
+    assert alone.step() and not alone.save.conclude(saved=False)
     assert alone.context.outcome.value is Outcome.NOT_SAVED and alone.phases.phase is Phase.FAILED
     assert "did not call save_state()" in caplog.text
 
@@ -201,7 +201,7 @@ def test_after_a_fault_one_process_saves_at_its_next_step(alone: Process) -> Non
     alone.notice()
     alone.save.steps = 7
     alone.responder.fault()
-    assert alone.phases.phase is Phase.BOUNDARY and alone.step() and alone.save.left(saved=True)
+    assert alone.phases.phase is Phase.BOUNDARY and alone.step() and alone.save.conclude(saved=True)
 
 
 # ---- many ranks --------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def train(rank: Process, lockstep: threading.Barrier, ends: dict[int, int], save
         lockstep.wait(PATIENCE)
         if rank.step():
             rank.save.begin()
-            assert rank.save.left(saves)
+            assert rank.save.conclude(saves)
             assert rank.ranks is not None
             ends[rank.ranks.rank] = rank.save.steps
             return
@@ -268,7 +268,7 @@ def test_where_no_rank_has_saved_none_is_saved(two: list[Process]) -> None:
         rank.notice()
         for phase in (Phase.WAITING, Phase.HOLDING, Phase.BOUNDARY):
             rank.phases.enter(phase)
-        found[number] = rank.save.left(saved=False)
+        found[number] = rank.save.conclude(saved=False)
 
     threads = [threading.Thread(target=leave, args=(number,), daemon=True) for number in range(2)]
     for thread in threads:

@@ -9,6 +9,7 @@ from kubeflow.trainer.backends.container.backend import ContainerBackend
 
 import lastcall
 from helpers.kubeflow import functions as kubeflow_functions
+from lastcall import settings
 from lastcall.adapters.kubeflow import locations, patch, submission
 from lastcall.kubeflow import PeriodicCheckpointConfig, TransformersTrainer
 
@@ -214,9 +215,7 @@ def test_of_a_periodic_configuration_what_was_said_is_sent(
 ) -> None:
     sent = submission.variables(trainer(periodic_checkpoint_config=config), None)
     assert {
-        name: value
-        for name, value in sent.items()
-        if name in {s.variable for s in submission.settings.PERIODIC}
+        name: value for name, value in sent.items() if name in {s.variable for s in settings.PERIODIC}
     } == said
 
 

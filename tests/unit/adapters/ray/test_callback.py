@@ -35,8 +35,8 @@ def test_where_lastcall_is_not_installed_the_copy_does_nothing_and_says_so(
 
 def test_where_the_ranks_meet_travels_from_the_controller_to_the_workers() -> None:
     one = JITCallback.of(JITCheckpointConfig())
-    one._place = {"host": "10.0.0.1", "port": 7, "secret": "s", "incarnation": 3}
-    assert cloudpickle.loads(cloudpickle.dumps(one))._place == one._place
+    one._store_address = {"host": "10.0.0.1", "port": 7, "secret": "s", "incarnation": 3}
+    assert cloudpickle.loads(cloudpickle.dumps(one))._store_address == one._store_address
 
 
 class Broken:
@@ -60,13 +60,13 @@ def test_nothing_of_ours_is_raised_into_ray(
     one = JITCallback.of(JITCheckpointConfig())
     one._controller = one._worker = Broken()  # type: ignore[assignment]
     assert getattr(one, method)(*arguments) in (None, {})
-    assert "lastcall failed in" in caplog.text and "; the run goes on" in caplog.text
+    assert "lastcall failed in" in caplog.text and "; the run continues" in caplog.text
 
 
 def test_a_worker_that_cannot_be_protected_trains_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     one = JITCallback({"enabled": True}, {"host": "127.0.0.1", "port": 1, "secret": "", "incarnation": 1})
     one.after_init_train_context()  # no train context in this process
-    assert "after_init_train_context; the run goes on" in caplog.text
+    assert "after_init_train_context; the run continues" in caplog.text
 
 
 def test_the_source_that_rebuilds_it_belongs_to_no_module() -> None:

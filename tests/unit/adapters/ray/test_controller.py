@@ -18,7 +18,7 @@ from lastcall.adapters.ray.saves import uncommitted
 from lastcall.adapters.ray.worker import connection
 from lastcall.settings import JITCheckpointConfig
 
-Joined = Callable[[int, int], connection.Line]
+Joined = Callable[[int, int], connection.RankConnection]
 NOTICE = PreemptionInfo(None, {"node": [0]})
 
 
@@ -34,9 +34,9 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
 @pytest.fixture
 def joined(controller: Controller) -> Iterator[Joined]:
     """A rank of the next incarnation."""
-    lines: list[connection.Line] = []
+    lines: list[connection.RankConnection] = []
 
-    def join(rank: int, size: int) -> connection.Line:
+    def join(rank: int, size: int) -> connection.RankConnection:
         lines.append(connection.connect(controller.next_incarnation(), rank, size))
         return lines[-1]
 
@@ -104,7 +104,7 @@ def test_the_ranks_learn_who_is_dead_and_what_is_committed(controller: Controlle
     controller.reported(SimpleNamespace(path="/storage/exp/checkpoint_1"))
     assert line.agreement.wait_for("committed/2", 30.0) == {"path": "/storage/exp/checkpoint_1"}
     assert line.agreement.wait_for("committed/1", 0.0) is None
-    assert line.gone() == {0}
+    assert line.dead() == {0}
 
 
 def test_an_incarnation_does_not_see_what_another_one_said(joined: Joined) -> None:

@@ -120,7 +120,7 @@ def test_b2_a_finished_run_is_lengthened(
     """B2: resume_from_checkpoint=True is the last checkpoint in the folder, also where max_steps has changed
     since."""
     caplog.set_level(logging.INFO, "lastcall")
-    said = {"save_strategy": strategy, "save_steps": 2}
+    said: dict[str, Any] = {"save_strategy": strategy, "save_steps": 2}
     first = folder.train(max_steps=4, stop=3 if strategy == "no" else 0, **said)
     assert f"Starting from the beginning: {folder.root} holds no checkpoint of this run" in caplog.text
     caplog.clear()
@@ -130,7 +130,7 @@ def test_b2_a_finished_run_is_lengthened(
 
 def test_b2_a_second_train_in_one_process_goes_on_where_it_is_told_to(folder: Folder) -> None:
     """B2"""
-    said = {"save_strategy": "steps", "save_steps": 2}
+    said: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     assert folder.train(max_steps=4, **said) == [1, 2, 3, 4]
     assert folder.train(max_steps=4, again=True, **said) == [1, 2, 3, 4], (
         "a call of its own, as Transformers has it"
@@ -142,7 +142,7 @@ def test_b2_a_damaged_one_is_passed_over_for_the_one_before_it(
     folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """B2"""
-    said = {"save_strategy": "steps", "save_steps": 2}
+    said: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     folder.train(max_steps=6, **said)
     weights = folder.root / "checkpoint-6" / "model.safetensors"
     body = bytearray(weights.read_bytes())
@@ -153,7 +153,7 @@ def test_b2_a_damaged_one_is_passed_over_for_the_one_before_it(
 
 
 def test_a_named_run_that_had_finished_is_lengthened_without_a_word_in_the_script(folder: Folder) -> None:
-    said = {"save_strategy": "steps", "save_steps": 2, "run_id": "exp1"}
+    said: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "run_id": "exp1"}
     assert folder.train(max_steps=4, **said) == [1, 2, 3, 4]
     assert folder.train(max_steps=4, **said) == []
     assert folder.train(max_steps=8, **said) == [5, 6, 7, 8]
@@ -163,7 +163,7 @@ def test_a_run_that_begins_beside_saved_work_says_so_in_one_line_with_what_to_ty
     folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Issue 7, section 3."""
-    said = {"save_strategy": "steps", "save_steps": 4}
+    said: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
     folder.train(max_steps=4, **said)
     caplog.clear()
     assert folder.train(stop=2, max_steps=12, **said) == [1, 2]
@@ -240,7 +240,7 @@ def test_another_job_is_another_run_and_only_says_what_is_left(
 def test_two_stages_of_one_script_are_restarted_without_a_word(
     folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = {"save_strategy": "steps", "save_steps": 2}
+    said: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     folder.train(max_steps=4, **said)
     assert folder.train(max_steps=4, learning_rate=1e-3, again=True, stop=3, **said) == [1, 2, 3]
     assert folder.train(max_steps=4, **said) == []

@@ -15,6 +15,8 @@ from transformers.trainer_jit_checkpoint import JITCheckpointCallback as Theirs
 from lastcall import errors
 from lastcall.adapters.transformers import patch
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
+from lastcall.adapters.transformers.run import TrainerRun
+from lastcall.core.process import exits
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.shield import listening
 
@@ -257,7 +259,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(patch, "_everywhere", False)
     monkeypatch.setattr(patch, "TrainerRun", type("Noting", (Run,), {"made": []}))
     # not on the exit code of the tests
-    monkeypatch.setattr(patch.exits, "insist", lambda code: Run.insisted.append(code))
+    monkeypatch.setattr(exits, "insist", lambda code: Run.insisted.append(code))
     Run.insisted.clear()
     kind = type("Patched", (Pretend,), {})
     patch.apply(kind, everywhere=True)
@@ -265,7 +267,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def made() -> list[Any]:
-    found: list[Any] = patch.TrainerRun.made  # type: ignore[attr-defined]
+    found: list[Any] = TrainerRun.made  # type: ignore[attr-defined]
     return found
 
 
@@ -301,7 +303,7 @@ def test_theirs_stands_down_before_our_own_handler_is_installed(
     def ours(number: int, frame: object) -> None: ...
 
     monkeypatch.setattr(
-        patch.TrainerRun, "begin", lambda self, wanted: signal.signal(signal.SIGTERM, ours) and None
+        TrainerRun, "begin", lambda self, wanted: signal.signal(signal.SIGTERM, ours) and None
     )
     signal.signal(signal.SIGTERM, handler)
     theirs, trainer = Theirs(), pretend(callbacks=[JITCheckpointCallback()])
@@ -346,7 +348,7 @@ def test_what_training_raises_comes_out_and_nothing_is_left_behind(
 
 def test_what_came_of_it_may_be_raised_instead(pretend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, first = pretend(), ConnectionError("the others have left")
-    monkeypatch.setattr(patch.TrainerRun, "instead", errors.Preempted(75, "saved"))
+    monkeypatch.setattr(TrainerRun, "instead", errors.Preempted(75, "saved"))
 
     def inside(resume: Any) -> None:
         raise first
@@ -364,7 +366,7 @@ def test_a_run_that_cannot_begin_leaves_nothing_behind(pretend: Any, monkeypatch
     def refuse(self: Any, wanted: Any) -> None:
         raise errors.BusyError("in use")
 
-    monkeypatch.setattr(patch.TrainerRun, "begin", refuse)
+    monkeypatch.setattr(TrainerRun, "begin", refuse)
     trainer = pretend()
     with pytest.raises(errors.BusyError):
         trainer.train()
@@ -437,7 +439,7 @@ def test_a_resumed_run_keeps_its_callbacks_and_does_not_evaluate_at_the_start_ag
         (trainer._evaluate(skip_scheduler=True), "_load_callback_state" in vars(trainer))
     )
     trainer.train()
-    monkeypatch.setattr(patch.TrainerRun, "resumed", 5)
+    monkeypatch.setattr(TrainerRun, "resumed", 5)
     trainer.train()
     assert found == [("evaluated", False), (None, True)]
     assert "_load_callback_state" not in vars(trainer)

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -287,7 +288,7 @@ def test_a_limit_never_removes_the_last_two(limit: int | None, kept: list[int]) 
 
 
 def test_partial_ones_do_not_count_as_the_last_two() -> None:
-    partial = {"missing": ("optimizer.safetensors",)}
+    partial: dict[str, Any] = {"missing": ("optimizer.safetensors",)}
     entries = [entry(1), entry(2), entry(3), entry(4, **partial), entry(5, **partial)]
     assert left(entries, Keep(1)) == [2, 3, 5]
 

@@ -12,6 +12,7 @@ import torch
 import lastcall
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.doubts import Doubts
+from lastcall.types import Kind
 
 
 def test_a_doubt_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +53,7 @@ def test_a_checkpoint_of_a_doubtful_run_is_whole_and_not_exact(tmp_path: Path) -
 
 
 def test_a_record_without_doubt_reads_as_before() -> None:
-    record = records.Record(1, 2, records.Kind.MANUAL, "", True, ())
+    record = records.Record(1, 2, Kind.MANUAL, "", True, ())
     assert b"doubt" not in record.to_json() and records.parse(record.to_json()) == record
-    doubted = records.Record(1, 2, records.Kind.MANUAL, "", False, (), because="x", doubt="x")
+    doubted = records.Record(1, 2, Kind.MANUAL, "", False, (), because="x", doubt="x")
     assert records.parse(doubted.to_json()) == doubted and doubted.whole

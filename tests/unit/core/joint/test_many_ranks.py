@@ -39,7 +39,7 @@ class Rank(Solo):
             portion=lambda capture, writers: capture, save=lambda capture, order: self.save_together()
         )
         common = self.context, self.answer, self.checkpointer, self.periodic, self.started.saver
-        self.strategy: ManyRanks = ManyRanks(*common, Inbox(self.context), ranks, joint_save)
+        self.strategy: ManyRanks = ManyRanks(*common, Inbox.of_run(self.context), ranks, joint_save)
         self.strategy.decision = Decision("boundary", step=3, writers=(0, 1), because="the next boundary")
 
 

@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def crew(
     place: Watched,
     size: int,
     hook: Callable[[int, int], None] = lambda rank, step: None,
-    **jit: object,
+    **jit: Any,
 ) -> Crew:
     return Crew(tmp_path / "run", size, hook, mirror=place.url, **jit)
 

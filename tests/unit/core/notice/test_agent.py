@@ -29,7 +29,7 @@ class Desk:
     def __init__(self, root: Path, **jit: Any) -> None:
         config, saves = JITCheckpointConfig(**jit, environ={}), PeriodicCheckpointConfig(environ={})
         self.context = RunContext.create(root, Plain(), config, saves, clock=FakeClock(NOW))
-        self.inbox = Inbox(self.context)
+        self.inbox = Inbox.of_run(self.context)
         self.stopping = threading.Event()
         self.log: list[tuple[Any, ...]] = []
         self.on: dict[str, Callable[[], object]] = {}
@@ -87,6 +87,10 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made.agent.start()
     yield made
     made.end()
+
+
+def as_responder(desk: Desk) -> Any:
+    return desk
 
 
 def raising(error: Exception) -> Callable[[], object]:
@@ -169,6 +173,17 @@ def test_a_notice_that_came_during_a_hang_is_answered_after_it(desk: Desk) -> No
     desk.inbox.notify(Notice(HANG, "rank 1 hangs", NOW, NOW + 30.0))
     desk.said("run", "SIGTERM", False)
     assert desk.count("run") == 2
+
+
+def test_an_adapter_may_have_training_continue_after_every_answer(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.agent = Agent(
+        desk.context, desk.inbox, as_responder(desk), desk.stopping, lambda notice: None, passing=True
+    )
+    desk.inbox.notify(a_notice())
+    desk.agent.start()
+    desk.said("run", "SIGTERM", True)
+    desk.end()
 
 
 # ---- faults ------------------------------------------------------------------------------------------------

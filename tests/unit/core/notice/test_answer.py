@@ -132,7 +132,7 @@ def test_an_exact_checkpoint_answers_the_notice(
     answer.saved("saved checkpoint-5")
     assert answer.whole and answer.committed and stage.context.outcome.saved
     assert (stage.phases.phase, stage.phases.because) == (P.COMMITTED, "saved checkpoint-5")
-    assert "Stopping after SIGTERM: saved checkpoint-5" in caplog.text
+    assert "After SIGTERM: saved checkpoint-5" in caplog.text
 
 
 def test_what_is_committed_twice_is_answered_once(stage: Stage, answer: Answer) -> None:

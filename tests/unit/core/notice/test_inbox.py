@@ -10,7 +10,7 @@ import pytest
 
 from helpers.core.answers import NOW, a_notice
 from helpers.core.solo import Plain
-from lastcall.core.context import RunContext
+from lastcall.core.context import NoticeContext, RunContext
 from lastcall.core.notice.inbox import Inbox
 from lastcall.core.notice.launcher_link import PAUSE
 from lastcall.core.notice.phases import Phase
@@ -33,7 +33,7 @@ class Box:
         self.context.catalog.private.mkdir(parents=True)
         self.events: list[tuple[str, dict[str, object]]] = []
         self.context.events.heard = lambda at, kind, facts: self.events.append((kind, dict(facts)))
-        self.inbox = Inbox(self.context)
+        self.inbox = Inbox.of_run(self.context)
 
     def _hurry(self) -> None:
         self.hurried += 1
@@ -151,6 +151,49 @@ def test_a_notice_that_waited_for_a_hang_to_be_answered_is_answered_next(box: Bo
     box.inbox.wait(0.0)
     box.inbox.forget_rank_loss()
     assert box.inbox.wait(0.0) is notified and box.inbox.pending is notified
+
+
+def test_after_an_answer_that_lets_training_continue_until_the_kill_later_notices_are_not_pending(
+    box: Box,
+) -> None:
+    box.inbox.notify(a_notice(20.0))
+    box.inbox.mute()
+    box.inbox.notify(a_notice(5.0))
+    assert not box.inbox.pending and [facts["deadline_in"] for _, facts in box.events] == [20.0, 5.0]
+
+
+def test_a_signal_is_a_notice_with_the_configured_grace(box: Box) -> None:
+    box.inbox.notify_signal(15)
+    assert box.context.latch.notice == Notice("signal", "SIGTERM", NOW, NOW + 30.0, 15)
+
+
+# ---- without a session -------------------------------------------------------------------------------------
+
+
+def test_an_inbox_without_a_launcher_finds_no_file_and_informs_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    monkeypatch.setenv("LASTCALL_REGISTRY", str(registry))
+    inbox = Inbox(NoticeContext.beside(tmp_path, JITCheckpointConfig(environ={}), clock=FakeClock(NOW)))
+    (tmp_path / PAUSE).write_text(json.dumps({}))
+    inbox.link.tell(step=3)
+    inbox.look()
+    assert not inbox.pending and not inbox.link.launched
+    assert list(registry.iterdir()) == []
+
+
+def test_a_notice_of_a_loop_without_a_session_is_an_event_with_its_step(tmp_path: Path) -> None:
+    context = NoticeContext.beside(tmp_path, JITCheckpointConfig(environ={}), clock=FakeClock(NOW))
+    events: list[dict[str, object]] = []
+    context.events.heard = lambda at, kind, facts: events.append(dict(facts))
+    inbox = Inbox(context)
+    inbox.notify(a_notice())
+    assert events[0]["step"] == 0
+    context.progress.where = lambda: 7
+    inbox.notify(a_notice(5.0))
+    assert events[1]["step"] == 7
 
 
 # ---- files -------------------------------------------------------------------------------------------------

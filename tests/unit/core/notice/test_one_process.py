@@ -61,7 +61,7 @@ def test_one_process_has_nobody_to_tell_and_nobody_to_agree_with(solo: Solo) -> 
     assert not solo.strategy.hurried(notice) and not solo.strategy.continues() and not solo.strategy.served()
     assert solo.strategy.hopeless(saving=True) == solo.strategy.hopeless(saving=False) == ""
     where = solo.strategy.decide()
-    assert where.boundary and not where.finished
+    assert where.boundary and not where.dismissed
     solo.strategy.stuck()
     solo.strategy.blame()
     solo.strategy.step_without_optimizer()
@@ -254,7 +254,7 @@ def test_a_boundary_saves_and_leaves(
     assert solo.context.outcome.saved and solo.answer.arrived
     assert (
         "Saving step 3: full, needs about" in caplog.text
-        and "Stopping after SIGTERM: saved checkpoint-3 (exact)" in caplog.text
+        and "After SIGTERM: saved checkpoint-3 (exact)" in caplog.text
     )
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def _nobody_leaves_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exits, "leave", lambda code: None)
 
 
-def every(steps: int, **more: object) -> PeriodicCheckpointConfig:
+def every(steps: int, **more: Any) -> PeriodicCheckpointConfig:
     return PeriodicCheckpointConfig(save_strategy="steps", save_steps=steps, **more, environ={})  # type: ignore[arg-type]
 
 
@@ -95,14 +96,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a session of one process that saves by itself only when asked to."""
     made: list[Session] = []
 
-    def make(saves: PeriodicCheckpointConfig | None = None, **more: object) -> Session:
+    def make(saves: PeriodicCheckpointConfig | None = None, **more: Any) -> Session:
         jit = JITCheckpointConfig(spare=False, huge_pages=False, threads=1, environ={})
         subject = Subject(0, 1)
         context = RunContext.create(
             tmp_path, subject, jit, saves or PeriodicCheckpointConfig(environ={}), **more
-        )  # type: ignore[arg-type]
+        )
         subject.gate = context.gate
-        session = sessions.begin(context, Inbox(context))
+        session = sessions.begin(context, Inbox.of_run(context))
         made.append(session)
         return session
 

@@ -129,7 +129,7 @@ def test_where_no_boundary_can_be_agreed_on_the_save_is_from_the_side(stage: Sta
 
 
 def test_training_that_has_finished_everywhere_is_dismissed_and_left_alone(stage: Stage) -> None:
-    stage.where = Where(finished=True, because="all have finished")
+    stage.where = Where(dismissed=True, because="all have finished")
     stage.run()
     assert (
         stage.names == [P.WAITING, P.HOLDING, P.DISMISSED] and stage.why(P.DISMISSED) == "all have finished"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.core.bare_core import State, World, content, flip, header_of
+from helpers.core.bare_core import State, World, block, content, flip, header_of, noise
 from helpers.ranks import states as ranks
 from helpers.ranks.states import Live, Whole, grid, rows
 from lastcall import errors
@@ -107,7 +107,7 @@ def test_one_process_that_wrote_alone_is_read_by_many(tmp_path: Path, engine: wr
     before = state.contents()["model/w"]
     assert isinstance(before, bytes)
     for rank in range(4):
-        some = ranks.block(bytes(5000))
+        some = block(bytes(5000))
 
         class Quarter(State):
             def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
@@ -343,7 +343,7 @@ def native(entry: Entry) -> Entry:
     (entry.path / "native").mkdir()
     files = []
     for number, name in enumerate(FRAMEWORKS):
-        (entry.path / name).write_bytes(ranks.noise(CHUNK * 2 + number, number))
+        (entry.path / name).write_bytes(noise(CHUNK * 2 + number, number))
         files.append(dataclasses.replace(listed(entry.path / name), name=name))
     record = dataclasses.replace(entry.record, files=(*entry.record.files, *files))
     (entry.path / records.NAME).write_bytes(record.to_json())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import pytest
 
@@ -11,14 +12,14 @@ from lastcall.types import Notice
 FIRST = Notice("signal", "SIGTERM", at=10.0, deadline=40.0, signum=15)
 
 
-def test_a_new_latch_holds_nothing():
+def test_a_new_latch_holds_nothing() -> None:
     latch = Latch()
     assert latch.raised is False
     assert latch.notice is None
     assert latch.wait(0) is False
 
 
-def test_the_first_notice_sticks():
+def test_the_first_notice_sticks() -> None:
     latch = Latch()
     assert latch.offer(FIRST) is True
     assert latch.raised is True
@@ -26,7 +27,7 @@ def test_the_first_notice_sticks():
     assert latch.wait(0) is True
 
 
-def test_the_same_notice_again_changes_nothing():
+def test_the_same_notice_again_changes_nothing() -> None:
     latch = Latch()
     latch.offer(FIRST)
     assert latch.offer(FIRST) is False
@@ -34,7 +35,7 @@ def test_the_same_notice_again_changes_nothing():
 
 
 @pytest.mark.parametrize("deadline", [40.0, 41.0, None])
-def test_a_later_notice_never_gives_time_back(deadline):
+def test_a_later_notice_never_gives_time_back(deadline: Any) -> None:
     latch = Latch()
     latch.offer(FIRST)
     assert latch.offer(Notice("file", "stop", at=20.0, deadline=deadline)) is False
@@ -42,7 +43,7 @@ def test_a_later_notice_never_gives_time_back(deadline):
 
 
 @pytest.mark.parametrize("before", [40.0, None])
-def test_a_later_notice_can_shorten_the_deadline_and_nothing_else(before):
+def test_a_later_notice_can_shorten_the_deadline_and_nothing_else(before: Any) -> None:
     latch = Latch()
     first = dataclasses.replace(FIRST, deadline=before)
     latch.offer(first)
@@ -50,7 +51,7 @@ def test_a_later_notice_can_shorten_the_deadline_and_nothing_else(before):
     assert latch.notice == dataclasses.replace(first, deadline=30.0)
 
 
-def test_a_waiting_thread_wakes_up_on_a_notice():
+def test_a_waiting_thread_wakes_up_on_a_notice() -> None:
     latch = Latch()
     seen: list[Notice | None] = []
     thread = threading.Thread(target=lambda: (latch.wait(60), seen.append(latch.notice)))
@@ -60,7 +61,7 @@ def test_a_waiting_thread_wakes_up_on_a_notice():
     assert seen == [FIRST]
 
 
-def test_of_many_threads_exactly_one_is_first_and_the_earliest_deadline_wins():
+def test_of_many_threads_exactly_one_is_first_and_the_earliest_deadline_wins() -> None:
     latch = Latch()
     barrier = threading.Barrier(8)
     seen: list[bool] = []
@@ -79,12 +80,12 @@ def test_of_many_threads_exactly_one_is_first_and_the_earliest_deadline_wins():
     assert latch.notice.deadline == 93.0
 
 
-def test_its_truth_value_is_refused():
+def test_its_truth_value_is_refused() -> None:
     with pytest.raises(TypeError, match=r"read \.raised"):
         bool(Latch())
 
 
-def test_the_signal_that_follows_a_hook_is_the_one_that_an_unsaved_run_dies_of():
+def test_the_signal_that_follows_a_hook_is_the_one_that_an_unsaved_run_dies_of() -> None:
     latch = Latch()
     latch.offer(Notice("stop-file", "stop file /opt/lastcall/stop", at=10.0, deadline=40.0))
     assert latch.offer(Notice("signal", "SIGTERM", at=10.2, deadline=40.2, signum=15)) is False

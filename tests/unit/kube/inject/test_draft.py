@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lastcall.kube.inject.draft import ObjectDraft, ShapeError, applied, pointer
@@ -19,7 +21,7 @@ def test_the_recorded_operations_make_the_draft_from_the_object() -> None:
 
 
 def test_a_value_that_is_put_in_twice_is_two_values() -> None:
-    shared = {"list": []}
+    shared: dict[str, Any] = {"list": []}
     draft = ObjectDraft({})
     draft.put(("a",), shared)
     draft.put(("b",), shared)

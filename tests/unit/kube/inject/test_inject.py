@@ -107,7 +107,7 @@ def test_a_variable_of_the_user_is_never_overwritten(name: str, given: dict[str,
 
 def test_the_grace_is_raised_and_never_lowered() -> None:
     def seconds(present: int | None, asked: str | None) -> tuple[Any, Any]:
-        spec = {} if present is None else {"terminationGracePeriodSeconds": present}
+        spec: dict[str, Any] = {} if present is None else {"terminationGracePeriodSeconds": present}
         wanted = {} if asked is None else {"lastcall.dev/grace-seconds": asked}
         after = protected(job({**ON, **wanted}, **spec))
         return after["spec"]["template"]["spec"].get("terminationGracePeriodSeconds"), variables(

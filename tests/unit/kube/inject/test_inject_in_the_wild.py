@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from helpers.kube.objects import ON, job, made, pod, protected, trainer, variables
-from lastcall.kube.inject import annotations, inject
+from lastcall.kube.inject import annotations as keys
+from lastcall.kube.inject import inject
 from lastcall.kube.inject.inject import InjectOptions
 
 SIZES = {"cpu": "8", "memory": "64Gi"}
@@ -149,23 +150,21 @@ def test_a_hook_that_stops_ray_is_told_to_lose_work() -> None:
 
 @pytest.mark.parametrize("name", ["lastcall.dev/kill-wait-seconds", "ray.io/jit-checkpoint-kill-wait"])
 def test_a_kill_wait_does_not_make_the_grace_longer_than_a_week(name: str) -> None:
-    with pytest.raises(annotations.AnnotationError, match="more than a week"):
-        annotations.wishes({**ON, name: "1e9"}, ray=True)
+    with pytest.raises(keys.AnnotationError, match="more than a week"):
+        keys.wishes({**ON, name: "1e9"}, ray=True)
 
 
 def test_a_contradiction_is_told_by_the_names_that_were_written() -> None:
-    with pytest.raises(annotations.AnnotationError, match=r"^ray.io/jit-checkpoint-kill-wait: 90 is longer"):
-        annotations.wishes(
+    with pytest.raises(keys.AnnotationError, match=r"^ray.io/jit-checkpoint-kill-wait: 90 is longer"):
+        keys.wishes(
             {**ON, "ray.io/jit-checkpoint-kill-wait": "90", "lastcall.dev/grace-seconds": "60"}, ray=True
         )
     with pytest.raises(
-        annotations.AnnotationError,
+        keys.AnnotationError,
         match=r"^lastcall.dev/kill-wait-seconds of the "
         r"namespace: 90 is longer",
     ):
-        annotations.wishes(
-            {**ON, "lastcall.dev/grace-seconds": "60"}, {"lastcall.dev/kill-wait-seconds": "90"}
-        )
+        keys.wishes({**ON, "lastcall.dev/grace-seconds": "60"}, {"lastcall.dev/kill-wait-seconds": "90"})
 
 
 def test_a_rayjob_that_runs_on_a_cluster_of_others_is_told_to_be_unprotected() -> None:
@@ -268,7 +267,7 @@ def test_two_annotations_that_contradict_each_other_are_told() -> None:
 )
 def test_a_wrong_annotation_of_the_jobs_that_it_makes_is_refused_with_the_object(obj: dict[str, Any]) -> None:
     """Their controller would be refused each of them, at night, and tell nobody."""
-    with pytest.raises(annotations.AnnotationError, match="neither yes nor no"):
+    with pytest.raises(keys.AnnotationError, match="neither yes nor no"):
         warnings(obj)
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lastcall.kube.inject.kinds import KINDS
-from lastcall.kube.install import formats, manifests
+from lastcall.kube.install import formats, kube_yaml, manifests
 from lastcall.kube.install.manifests import Installation
 from lastcall.kube.webhook import certificates
 
@@ -88,7 +88,7 @@ def test_with_cert_manager_no_key_is_in_the_manifests() -> None:
 
 
 def test_the_yaml_is_the_objects() -> None:
-    text = formats.text(manifests.objects(INSTALLATION))
+    text = kube_yaml.text(manifests.objects(INSTALLATION))
     assert list(yaml.safe_load_all(text)) == manifests.objects(INSTALLATION)
 
 
@@ -124,7 +124,7 @@ def test_the_chart_renders_to_the_same_objects_but_the_namespace(installation: I
 
 
 def test_the_authority_is_found_again_in_what_was_written() -> None:
-    assert formats.authority_in(formats.text(manifests.objects(INSTALLATION))) == AUTHORITY
+    assert formats.authority_in(kube_yaml.text(manifests.objects(INSTALLATION))) == AUTHORITY
 
 
 @pytest.mark.parametrize(

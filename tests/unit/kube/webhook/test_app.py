@@ -9,8 +9,9 @@ import pytest
 
 from helpers.kube import objects
 from helpers.kube.objects import ON, job
+from lastcall.kube.inject import inject
 from lastcall.kube.inject.inject import InjectOptions
-from lastcall.kube.webhook import app, logs, review
+from lastcall.kube.webhook import app, logs
 from lastcall.kube.webhook.metrics import Metrics
 from lastcall.kube.webhook.namespaces import Namespaces
 
@@ -94,7 +95,7 @@ def test_an_error_of_our_own_is_logged_with_its_trace(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(review.inject, "inject", broken)
+    monkeypatch.setattr(inject, "inject", broken)
     status, body = called(webhook(), "POST", "/mutate", [objects.review(job())])
     assert (status, json.loads(body)["response"]) == (200, {"uid": "abc", "allowed": True})
     line = json.loads(logs.JsonLines().format(caplog.records[-1]))

@@ -104,7 +104,7 @@ def test_an_error_of_our_own_admits_the_object(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(review.inject, "inject", broken)
+    monkeypatch.setattr(inject, "inject", broken)
     answer = answered(objects.review(job()))
     assert answer.result == "failed" and answer.because == "ZeroDivisionError: ours"
     assert answer.document["response"] == {"uid": "abc", "allowed": True}

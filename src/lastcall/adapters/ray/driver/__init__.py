@@ -1,2 +1,2 @@
-"""In the driver: the callback is added, the configuration is read, the run gets a name that a restart has
+"""In the driver: adds the callback, reads the configuration, and gives the run a name that a restart has
 too."""

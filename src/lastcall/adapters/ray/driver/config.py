@@ -1,5 +1,5 @@
-"""Protection that is asked for in code: RunConfig(jit_checkpoint_config=JITCheckpointConfig(enabled=True)).
-The environment has the last word, and is the better way: it needs no change of code."""
+"""Protection that is switched on in code: RunConfig(jit_checkpoint_config=JITCheckpointConfig(enabled=True)).
+The environment wins, and is the better way: it needs no change of the code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRAINER = "ray.train.v2.api.data_parallel_trainer"
 
 @dataclass(frozen=True, init=False)
 class JITCheckpointConfig(settings.JITCheckpointConfig):
-    """lastcall's own, with the default that it has in Ray: off, until somebody says `enabled=True`."""
+    """lastcall's own, with the default that it has in Ray: off, unless `enabled=True` is given."""
 
     def __init__(self, enabled: bool | None = None, kill_wait: float | None = None, **more: Any) -> None:
         super().__init__(enabled, kill_wait, **more)
@@ -47,12 +47,12 @@ class RunConfig(ray.train.RunConfig):  # type: ignore[misc]
         self, *args: Any, jit_checkpoint_config: settings.JITCheckpointConfig | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        _bring(self, jit_checkpoint_config)
+        _attach(self, jit_checkpoint_config)
 
 
 def publish(module: ModuleType) -> None:
-    """Fill ray.train._internal.jit_checkpoint_config (auto/alias.py). Whoever imports it will hand what it
-    holds to Ray's RunConfig, which may have been imported before: so the class itself learns the argument."""
+    """Fill ray.train._internal.jit_checkpoint_config (auto/alias.py). A script that imports it passes its
+    class to Ray's RunConfig, which it may have imported before: so that class itself gets the argument."""
     module.JITCheckpointConfig = JITCheckpointConfig  # type: ignore[attr-defined]
     accept(ray.train.RunConfig)
 
@@ -66,23 +66,23 @@ def accept(run_config: type) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = kwargs.pop(_ARGUMENT, None)
         original(self, *args, **kwargs)
-        _bring(self, given)
+        _attach(self, given)
 
     setattr(init, _MARK, original)
     run_config.__init__ = init  # type: ignore[misc]
 
 
-def _bring(run_config: Any, given: settings.JITCheckpointConfig | None) -> None:
+def _attach(run_config: Any, given: settings.JITCheckpointConfig | None) -> None:
     run_config.jit_checkpoint_config = given
     if given is None:
         return
     if not isinstance(given, settings.JITCheckpointConfig):
         raise TypeError(
-            f"{_ARGUMENT}={given!r} is no JITCheckpointConfig. Pass JITCheckpointConfig(enabled=True)"
+            f"{_ARGUMENT}={given!r} is not a JITCheckpointConfig. Pass JITCheckpointConfig(enabled=True)"
         )
     warnings.warn(
         f"RunConfig({_ARGUMENT}=...) is deprecated: set RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1 and "
-        "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT instead, and leave the code as it was",
+        "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT instead, without a change to the code",
         DeprecationWarning,
         stacklevel=3,
     )
@@ -93,15 +93,16 @@ def _bring(run_config: Any, given: settings.JITCheckpointConfig | None) -> None:
     elif given.origins()["enabled"] == "default":
         warnings.warn(
             f"RunConfig({_ARGUMENT}=JITCheckpointConfig(...)) without enabled=True does not protect this "
-            "run: it is off by default. "
-            "Pass enabled=True, or: export RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1",
+            "run: it is off by default. Pass enabled=True, or: export RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1",
             UserWarning,
             stacklevel=3,
         )
 
 
 def over(given: settings.JITCheckpointConfig) -> settings.JITCheckpointConfig:
-    """What was given, with what the environment says in its place."""
+    """The given configuration, with the values that the environment sets."""
     found = settings.JITCheckpointConfig()
-    said = {name: getattr(found, name) for name, origin in found.origins().items() if origin != "default"}
-    return settings.changed(given, **said)
+    from_environment = {
+        name: getattr(found, name) for name, origin in found.origins().items() if origin != "default"
+    }
+    return settings.changed(given, **from_environment)

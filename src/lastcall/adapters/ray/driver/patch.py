@@ -1,4 +1,4 @@
-"""In the driver: one callback more than Ray makes by itself.
+"""In the driver: adds our callback to those of Ray.
 
 Discarded: RAY_TRAIN_CALLBACKS, the variable that Ray offers for this. It takes a class without arguments, an
 error in it ends the run before it starts, and a user's own value would have to be edited.
@@ -23,7 +23,7 @@ from lastcall.settings import JITCheckpointConfig
 
 log = logging.getLogger("lastcall")
 _MARK = "_lastcall_original"
-# between two looks of Ray at which nodes are drained; 5 by default, of a grace that is 30
+# between two polls of Ray for drained nodes; its default of 5 is a sixth of a grace of 30
 _DRAIN_SECONDS = "1.0"
 
 
@@ -55,27 +55,28 @@ def prepare(trainer: Any) -> list[Any]:
     run."""
     from lastcall.adapters.ray.callback import JITCallback
 
-    there = [callback for callback in trainer.run_config.callbacks or () if isinstance(callback, JITCallback)]
-    # RunConfig(jit_checkpoint_config=...) has put it there
-    jit = there[0]._jit if there else JITCheckpointConfig()
-    asked = bool(there) or jit.origins()["enabled"] != "default"
+    given = trainer.run_config.callbacks or ()
+    present = [callback for callback in given if isinstance(callback, JITCallback)]
+    # added by RunConfig(jit_checkpoint_config=...)
+    jit = present[0]._jit if present else JITCheckpointConfig()
+    asked = bool(present) or jit.origins()["enabled"] != "default"
     with logs.Visible(jit.log_level):
-        if not asked or not jit.enabled or not versions.say(ray.__version__):
+        if not asked or not jit.enabled or not versions.supported(ray.__version__):
             return []
         if getattr(trainer.backend_config.backend_cls, "has_replica_groups", False):
             log.warning(
-                "This run is not protected: its replica groups (TorchFT) go on without a lost worker "
-                "by themselves"
+                "This run is not protected: its replica groups (TorchFT) recover from a lost worker on their "
+                "own"
             )
             return []
         if jit.mirror is not None:
             log.warning(
-                "LASTCALL_MIRROR is left out: Ray Train keeps its checkpoints where "
-                "RunConfig(storage_path=...) says, and that may be s3://"
+                "LASTCALL_MIRROR is ignored: Ray Train keeps its checkpoints in "
+                "RunConfig(storage_path=...), which may be s3://"
             )
-        run_name.settle(trainer.run_config, jit.run_id, None, internals.trial())
-        os.environ.setdefault(internals.DRAIN_VARIABLE, _DRAIN_SECONDS)  # handed on to the controller by Ray
+        run_name.pin(trainer.run_config, jit.run_id, None, internals.trial())
+        os.environ.setdefault(internals.DRAIN_VARIABLE, _DRAIN_SECONDS)  # Ray passes it on to the controller
         sources = scripts.gather(trainer.train_loop_per_worker)
-        for callback in there:
+        for callback in present:
             callback.sources = sources
-        return [] if there else [JITCallback.of(jit, sources)]
+        return [] if present else [JITCallback.of(jit, sources)]

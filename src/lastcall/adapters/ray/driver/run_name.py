@@ -1,7 +1,7 @@
-"""A name that the resubmitted run has, too.
+"""A name that the resubmitted run has too.
 
-Ray finds the checkpoints of a run by RunConfig(name=...). Without one it makes a name of the date, and a job
-that is submitted again (a RayJob after its cluster was taken away) starts from scratch. Where the job has a
+Ray finds the checkpoints of a run by RunConfig(name=...). Without one it makes a name from the date, and a
+job that is submitted again (a RayJob whose cluster was taken away) starts from scratch. Where the job has a
 name of its own, the run gets it.
 """
 
@@ -17,36 +17,35 @@ from typing import Any
 
 log = logging.getLogger("lastcall")
 _DATED = re.compile(r"ray_train_run-\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
-# the letters that Kubernetes makes random names of
+# the letters of Kubernetes' random names
 _SUFFIX = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}")
-_RANDOM = "raysubmit_"  # what `ray job submit` makes up
+_RANDOM = "raysubmit_"  # a random id of `ray job submit`
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the driver of a submitted job
 _KUBERAY = "RAY_USAGE_STATS_KUBERAY_IN_USE"  # in the pods of KubeRay
 
 _runs = itertools.count(1)  # several fit() calls in one script are several runs, in the same order each time
 
 
-def settle(
+def pin(
     run_config: Any, run_id: str | None, environ: Mapping[str, str] | None = None, trial: str = ""
 ) -> None:
-    """Give a run without a name one that lasts; or say what that costs. `trial`: of Ray Tune, whose trials
-    are runs of their own."""
+    """Give a run without a name one that lasts, or warn what it costs to have none. `trial`: of Ray Tune,
+    whose trials are runs of their own."""
     if not _DATED.fullmatch(run_config.name or "") or "storage_context" in vars(run_config):
         return
     number = next(_runs)
     name = run_id or of_job(os.environ if environ is None else environ)
     if name is None:
         log.warning(
-            "This run is called %s, after the date: if the job is submitted again, it starts from scratch. "
-            "Give it a name that stays: "
-            "RunConfig(name='exp1'), or: export LASTCALL_RUN_ID=exp1",
+            "The name of this run is %s, made from the date: if the job is submitted again, it starts from "
+            "scratch. Give it a name that stays: RunConfig(name='exp1'), or: export LASTCALL_RUN_ID=exp1",
             run_config.name,
         )
         return
     name = f"{name}-{trial}" if trial else name
     run_config.name = name if number == 1 else f"{name}-{number}"
     log.info(
-        "This run is called %s (RunConfig has no name): submitted again, it goes on from its newest "
+        "The name of this run is %s (RunConfig has none): submitted again, it resumes from its newest "
         "checkpoint",
         run_config.name,
     )

@@ -1,6 +1,6 @@
 """Ray Tune: each trial is a process of its own, which starts its own train run and so is a driver itself. It
-has the environment of its node: without our variables, where only the driver above it was given them. Tune
-hands on what stands in a list of its own."""
+has the environment of its node, which lacks our variables where only the driver above it has them. Tune
+passes on the variables of a list of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from lastcall.settings import JIT
 
-# What is one for each run or each container, and must not be the same for all trials.
+# These belong to one run or one container, and must not be the same for all trials.
 _OWN = ("run_id", "directory", "stop_file", "progress_port", "mirror")
 
 

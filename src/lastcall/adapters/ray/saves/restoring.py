@@ -1,5 +1,5 @@
-"""Puts the state of a script without a save of its own back: into each module before its first forward, into
-each optimizer before its first step. What does not fit is left as it is, and said."""
+"""Restores the state of a script without a save of its own: each module before its first forward pass, each
+optimizer before its first step. What does not fit is left as it is, and logged."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lastcall.adapters.ray.never_raise import harmless
+from lastcall.adapters.ray.never_raise import never_raises
 from lastcall.adapters.ray.saves import state
 
 log = logging.getLogger("lastcall")
 _NOT = (
     "the script's own counts (epoch, step), schedulers, random numbers and the position in the data: they "
-    "begin anew"
+    "start from scratch"
 )
 
 
 class Restoring:
-    """In the training thread, until the first optimizer has stepped. `alone`: whether the script has restored
-    itself by then; what it has restored is older than this, and goes with its own counts: it must not be
-    mixed with it."""
+    """In the training thread, until the first optimizer has stepped. `has_own`: whether the script resumes
+    from checkpoints of its own; they are older than this state, and belong to the script's own counts: the
+    two must not be mixed."""
 
     def __init__(
-        self, body: Mapping[str, Any], reason: str, alone: Callable[[], bool] = lambda: False
+        self, body: Mapping[str, Any], reason: str, has_own: Callable[[], bool] = lambda: False
     ) -> None:
         self._modules = list(body["modules"])
         self._optimizers = list(body["optimizers"])
         self._named = dict(body["named"])
         self._reason = reason
-        self._alone = alone
+        self._has_own = has_own
         self._done: list[str] = []
-        self._patience = len(self._optimizers)  # steps until all of them have had their turn
+        self._patience = len(self._optimizers)  # steps within which each of them steps once
         self._forward: Any = None
         self._handles: list[Any] = []
 
@@ -48,42 +48,41 @@ class Restoring:
             ]
 
     def end(self) -> None:
-        """Not from a step: torch goes through its hooks, and none of them may go meanwhile."""
-        self._rest()
+        """Not within a step: torch iterates over its hooks then, and none may be removed."""
+        self._stop()
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _rest(self) -> None:
-        """All is done. The hook of every forward pass goes at once, those of the steps cost next to
+    def _stop(self) -> None:
+        """All is done. The hook of every forward pass is removed at once; those of the steps cost next to
         nothing."""
         if self._forward is not None:
             self._forward.remove()
             self._forward = None
 
     def named(self, values: Mapping[str, Any]) -> None:
-        """protect(): what was saved under a name goes back to it now."""
+        """protect(): restores now what was saved under these names."""
         for name, value in values.items():
             if name in self._named:
-                _put_back(value, self._named.pop(name))
+                _restore(value, self._named.pop(name))
                 self._done.append(name)
         if self._done:
             log.info("Restored what was saved after %s: %s", self._reason, ", ".join(self._done))
 
-    def _left_alone(self) -> bool:
-        if self._forward is not None and not self._done and self._alone():
-            self._rest()
+    def _is_the_scripts(self) -> bool:
+        if self._forward is not None and not self._done and self._has_own():
+            self._stop()
             log.warning(
-                "The model and optimizer that were saved after %s are not put back: the script has "
-                "checkpoints of its own, and goes on "
-                "from them",
+                "The model and optimizer that were saved after %s are not restored: the script resumes from "
+                "checkpoints of its own",
                 self._reason,
             )
         return self._forward is None
 
-    @harmless
+    @never_raises
     def _before_forward(self, module: torch.nn.Module, _args: object) -> None:
-        if not any(entry["class"] == state.kind(module) for entry in self._modules) or self._left_alone():
+        if not any(entry["class"] == state.kind(module) for entry in self._modules) or self._is_the_scripts():
             return
         live = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         for entry in self._modules:
@@ -95,9 +94,9 @@ class Restoring:
                 self._done.append(type(module).__name__)
                 return
 
-    @harmless
+    @never_raises
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        if self._forward is None or self._left_alone():
+        if self._forward is None or self._is_the_scripts():
             return
         shapes = state.shapes(state.parameters(optimizer))
         for entry in self._optimizers:
@@ -107,12 +106,12 @@ class Restoring:
                 self._done.append(type(optimizer).__name__)
                 return
 
-    @harmless
+    @never_raises
     def _after_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         self._patience -= 1
         if self._forward is None or (self._optimizers and self._patience > 0):
             return
-        self._rest()
+        self._stop()
         left = [entry["class"].rpartition(".")[2] for entry in (*self._modules, *self._optimizers)]
         if self._done:
             log.info(
@@ -127,7 +126,7 @@ class Restoring:
             )
 
 
-def _put_back(live: Any, saved: Any) -> None:
+def _restore(live: Any, saved: Any) -> None:
     if hasattr(live, "load_state_dict"):
         live.load_state_dict(saved)
     elif isinstance(live, dict):

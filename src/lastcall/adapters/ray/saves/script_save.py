@@ -1,5 +1,5 @@
-"""The script's own save: a report() with a checkpoint, found in its source, entered or replayed; or that of a
-Trainer which it uses."""
+"""The script's own save: a report() with a checkpoint, found in its source, entered or replayed; or that of
+the Trainer that it uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lastcall.adapters.ray.saves import trainers
 log = logging.getLogger("lastcall")
 _NAME = "report"
 _ARGUMENT = "checkpoint"
-_LOOKS = 8  # steps outside of any loop that are looked at
+_LOOKS = 8  # steps outside any loop before the search ends
 
 
 class Reports:
@@ -38,22 +38,23 @@ class Reports:
 
 
 class OwnSave:
-    """In the training thread, but for position()."""
+    """In the training thread, except for position()."""
 
     def __init__(self) -> None:
         self._script: scripts.Script | None = None
         self._trainer: Any = None
         self._looks = 0
-        self.reporter = ""  # what reports checkpoints at its own time, if not the script's own code
+        self.reporter = ""  # what reports checkpoints at times of its own, where the script's code does not
 
     def look(self, frame: FrameType) -> bool:
         """At the first step: the source is read once, before there is any hurry. False where that was no step
-        of a loop: something has stepped an optimizer beforehand, and the next one is worth another look."""
+        of a loop: something stepped an optimizer before the training loop, so the next step is looked at
+        too."""
         self._looks += 1
         self._trainer = trainers.trainer_in(frame)
         if self._trainer is not None:
             log.info(
-                "A notice will have the %s save by itself, and Ray's callback report it",
+                "A notice will make the %s save, and Ray's callback report its checkpoint",
                 type(self._trainer).__name__,
             )
             return True
@@ -64,20 +65,20 @@ class OwnSave:
         self.reporter = trainers.reporter_in(frame)
         if self.reporter:
             log.warning(
-                "A notice cannot make %s save: training will go on until its next report, and what was done "
-                "since the last one is lost "
-                "if that does not come within the grace. Have it report more often than that",
+                "A notice cannot make %s save: training will continue until its next report, and the steps "
+                "since the last one are lost if that does not come within the grace. Report more often than "
+                "that",
                 self.reporter,
             )
             return True
         if not self._script.looped and self._looks < _LOOKS:
             return False
-        log.warning("No save of the script's own can be run when a notice comes: %s", self._script.because)
+        log.warning("A notice cannot run a save of the script's own: %s", self._script.because)
         return True
 
     @property
     def saves(self) -> bool:
-        """Whether it is known to save by itself; the Trainer apart, which is resumed as it is outside of Ray
+        """Whether it is known to save on its own; not a Trainer, which is resumed as it is outside Ray
         (trainers.py)."""
         return bool(self.reporter) or (self._script is not None and bool(self._script.points))
 
@@ -108,8 +109,8 @@ class OwnSave:
         trainers.ask(self._trainer)
 
     def enter(self, frame: FrameType, left: Callable[[], None]) -> bool:
-        """False where the frame is not there this time. `left`: called when the script has left its save, and
-        did not report."""
+        """False where the save cannot be entered from this frame. `left`: called when the script has left its
+        save without a report."""
         return (
             self._script is not None
             and bool(self._script.points)

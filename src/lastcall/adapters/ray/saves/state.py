@@ -1,7 +1,7 @@
-"""The state of a script that has no save of its own: what its optimizers hold, the modules that this belongs
-to, and what was named.
+"""The state of a script that has no save of its own: its optimizers, the modules whose parameters they train,
+and the values that were named.
 
-A folder below the run's own, one file for each rank that has something to say. Tensors and plain values only:
+A folder below the run's own, one file for each rank with a state of its own. Tensors and plain values only:
 nothing is executed when it is read, and a digest covers every byte.
 """
 
@@ -45,12 +45,12 @@ def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def alike_on_all_ranks() -> bool:
-    """Whether one rank's state is everybody's: DDP keeps it so."""
+    """Whether one rank's state is that of all: DDP keeps them equal."""
     return any(issubclass(type(each), DistributedDataParallel) for each in gc.get_objects())
 
 
 def captured(named: Mapping[str, Any]) -> dict[str, Any]:
-    """StateError where a rank holds parts of tensors only."""
+    """StateError where a rank holds only parts of tensors."""
     modules, optimizers = ([], []) if named else found()
     if not named and not optimizers:
         raise errors.StateError("no optimizer has stepped: there is nothing to save")
@@ -95,8 +95,8 @@ def write(filesystem: Any, folder: str, rank: int, body: Mapping[str, Any]) -> i
 
 
 def read(filesystem: Any, folder: str, rank: int) -> dict[str, Any]:
-    """That of this rank; rank 0's where this one has left none. CheckpointError where it is not what was
-    written."""
+    """That of this rank; rank 0's where this one has written none. CheckpointError where its bytes have
+    changed."""
     names = {entry.base_name for entry in filesystem.get_file_info(pyarrow.fs.FileSelector(folder))}
     name = _file(rank) if _file(rank) in names else _file(0)
     data, facts = _get(filesystem, f"{folder}/{name}"), json.loads(_get(filesystem, f"{folder}/{name}.json"))

@@ -1,10 +1,10 @@
-"""Trainers that save by themselves, while a callback of Ray's (RayTrainReportCallback) reports what they have
-saved.
+"""Trainers that save on their own, and a callback of Ray's (RayTrainReportCallback) that reports their
+checkpoints.
 
-Hugging Face's is asked to at a completed optimizer step, by the flag that its own callbacks use, and writes a
-real checkpoint at the end of that very step (optimizer, scheduler, random numbers, position in the data), on
-all ranks at the step that they have agreed on. Where the script does not ask for its checkpoint, train() is
-resumed from it, as it is outside of Ray.
+Hugging Face's saves when its flag is set at a completed optimizer step, as its own callbacks set it: a real
+checkpoint at the end of that very step (optimizer, scheduler, random numbers, position in the data), on all
+ranks at the step that they have agreed on. Where the script does not ask for its checkpoint, train() resumes
+from it, as it does outside Ray.
 
 Lightning's reports at the end of an epoch, and is left alone.
 """
@@ -19,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from lastcall.adapters.ray import internals
-from lastcall.adapters.ray.worker import flow as flows
+from lastcall.adapters.ray.worker import api_use as api_uses
 from lastcall.auto import imports
 
 log = logging.getLogger("lastcall")
@@ -30,8 +30,8 @@ _MARK = "_lastcall_resumes"
 
 
 def trainer_in(frame: FrameType | None) -> Any:
-    """The Trainer that is at work in these frames, if it reports to Ray; else None. transformers is not
-    imported for this."""
+    """The Trainer that runs in these frames, if it reports to Ray; else None. transformers is not imported
+    for this."""
     while frame is not None:
         found = frame.f_locals.get("self") if frame.f_globals.get("__name__") == _TRAINER[0] else None
         if found is not None and _is_trainer(found) and _reports(found.callback_handler.callbacks):
@@ -41,8 +41,7 @@ def trainer_in(frame: FrameType | None) -> Any:
 
 
 def reporter_in(frame: FrameType | None) -> str:
-    """What is at work in these frames and has a callback that reports to Ray: by name, empty if nothing
-    has."""
+    """The name of what runs in these frames with a callback that reports to Ray; empty if there is none."""
     while frame is not None:
         found = frame.f_locals.get("self")
         callbacks = getattr(found, "callbacks", None) if type(found).__name__ == _TRAINER[1] else None
@@ -53,8 +52,8 @@ def reporter_in(frame: FrameType | None) -> str:
 
 
 def ask(trainer: Any) -> None:
-    """In the training thread, inside the optimizer's step: the flag is reset when a step begins, and read
-    when it has ended."""
+    """In the training thread, inside the optimizer's step: the Trainer resets the flag when a step begins,
+    and reads it when the step has ended."""
     trainer.control.should_save = True
 
 
@@ -76,7 +75,7 @@ def patch(module: ModuleType) -> None:
     @functools.wraps(original)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = signature.bind(self, *args, **kwargs)
-        checkpoint = _forgotten(self) if call.arguments.get("resume_from_checkpoint") is None else None
+        checkpoint = _not_asked_for(self) if call.arguments.get("resume_from_checkpoint") is None else None
         if checkpoint is None:
             return original(*call.args, **call.kwargs)
         with checkpoint.as_directory() as folder:
@@ -92,23 +91,23 @@ def patch(module: ModuleType) -> None:
     trainer.train = train
 
 
-def _forgotten(trainer: Any) -> Any:
-    """The checkpoint of this run that this Trainer has written and the script does not care about; once, for
-    the first that comes."""
+def _not_asked_for(trainer: Any) -> Any:
+    """The checkpoint of this run that this Trainer has written and the script has not asked for; once, for
+    the first Trainer."""
     try:
-        flow = flows.of(internals.train_context())
+        use = api_uses.of(internals.train_context())
     except RuntimeError:
         return None
-    if flow is None or flow.asked or flow.found is None or not _reports(trainer.callback_handler.callbacks):
+    if use is None or use.asked or use.found is None or not _reports(trainer.callback_handler.callbacks):
         return None
-    if _inside(flow.found) is None:
+    if _inside(use.found) is None:
         return None
-    flow.asked = True
-    return flow.found
+    use.asked = True
+    return use.found
 
 
 def _inside(checkpoint: Any) -> str | None:
-    """Where in what Ray keeps the Trainer's own folder is."""
+    """Where the Trainer's own folder is within Ray's checkpoint."""
     return next(
         (
             os.path.dirname(name)

@@ -1,8 +1,8 @@
-"""What was persisted and never committed: a checkpoint in the run's folder that Ray does not know of.
+"""What was persisted and never committed: a checkpoint in the run's folder that is not registered with Ray.
 
 Ray registers a checkpoint when its controller has polled the report of every rank. A process that dies
-between the upload and that poll leaves a whole checkpoint which no restart would find. So a small file beside
-it names it, until it is registered; the next incarnation hands it to the script if nothing newer was
+between the upload and that poll leaves a whole checkpoint that no restart would find. So a small file beside
+it names it until it is registered; in the next incarnation the script gets it, if nothing newer has been
 registered since.
 """
 
@@ -21,13 +21,13 @@ from lastcall.core.engine import digest
 
 log = logging.getLogger("lastcall")
 FOLDER = ".lastcall"
-STATES = "state-"  # how the folders of states are called
+STATES = "state-"  # how the names of the folders of states begin
 _MARKER = "uncommitted.json"
 
 
 def leave(storage: Any, checkpoint: Any, before: Sequence[str | None], facts: Mapping[str, Any]) -> None:
-    """`before`: the checkpoints that were reported by then, by name: the newest one that Ray knows is among
-    them."""
+    """`before`: the names of the checkpoints that were reported by then: the newest that Ray has registered
+    is one of them."""
     name = internals.name_of(storage, checkpoint)
     write(storage, _MARKER, {"name": name, "before": list(before), "time": time.time(), **facts})
 
@@ -39,8 +39,8 @@ def leave_state(
     facts: Mapping[str, Any],
     given: Mapping[str, str] | None = None,
 ) -> None:
-    """Of a script without a save of its own: not a checkpoint that it could read. `given`: what the script
-    was given (`arguments`)."""
+    """Of a script without a save of its own: not a checkpoint that it could read. `given`: the script's
+    arguments (`arguments`)."""
     write(
         storage,
         _MARKER,
@@ -51,8 +51,8 @@ def leave_state(
 def find_state(
     storage: Any, known: Any, given: Mapping[str, str] | None = None
 ) -> tuple[str | None, dict[str, Any]]:
-    """The folder of such a state, if nothing newer was committed since, and the script is given what it was
-    given then."""
+    """The folder of such a state, if nothing newer has been committed since, and the script's arguments are
+    the same."""
     body = _read(storage, _MARKER)
     folder = body.get("state")
     if not isinstance(folder, str) or internals.name_of(storage, known) not in body.get("before", []):
@@ -65,10 +65,9 @@ def find_state(
     )
     if others:
         log.warning(
-            "The model and optimizer that the last job of this name saved after %s are not put back: "
-            "train_loop_config has changed "
-            "(%s). Start it with the values that it had to go on from there, or give this run another name: "
-            "RunConfig(name=...)",
+            "The model and optimizer that the last job of this name saved after %s are not restored: "
+            "train_loop_config has changed (%s). To resume from there, start it with the former values; "
+            "otherwise give this run another name: RunConfig(name=...)",
             body.get("reason", "a notice"),
             ", ".join(f"`{key}`" for key in others),
         )
@@ -76,7 +75,7 @@ def find_state(
 
 
 def forget_state(storage: Any) -> None:
-    """The run has ended well: whoever uses its name again starts another one."""
+    """The run has ended well: the next one of this name is another run."""
     body = _read(storage, _MARKER)
     if isinstance(body.get("state"), str):
         forget(storage)
@@ -84,8 +83,8 @@ def forget_state(storage: Any) -> None:
 
 
 def arguments(config: Any) -> dict[str, str]:
-    """What tells one run of a name from another: a digest of each value of its train_loop_config, which may
-    hold secrets."""
+    """Tells one run of a name from another: a digest of each value of its train_loop_config, which may hold
+    secrets."""
     values = config if isinstance(config, Mapping) else {}
     return {
         str(key): digest.of(json.dumps(value, sort_keys=True, default=_kind).encode())
@@ -100,7 +99,7 @@ def forget(storage: Any) -> None:
 
 
 def find(storage: Any, known: Any) -> tuple[Any, dict[str, Any]]:
-    """The checkpoint that was left, if it is newer than the one that Ray knows; and what is written of it."""
+    """The checkpoint that was left, if it is newer than the one that Ray has registered; and its facts."""
     body = _read(storage, _MARKER)
     name = body.get("name")
     if not isinstance(name, str) or internals.name_of(storage, known) not in body.get("before", []):
@@ -117,14 +116,14 @@ def clean(storage: Any, prefix: str, keep: str) -> None:
 
 
 def inject(context: Any) -> None:
-    """In a train worker, before the script asks for its checkpoint. Every rank finds the same: the file is
-    not touched here."""
+    """In a train worker, before the script asks for its checkpoint. Every rank finds the same one, so the
+    file is not removed here."""
     checkpoint, body = find(context.storage_context, context.checkpoint)
     if checkpoint is None:
         return
     context.checkpoint = checkpoint
     log.info(
-        "Going on from %s, which the last incarnation saved after %s and could not commit with the "
+        "Resuming from %s, which the last incarnation saved after %s and could not commit with the "
         "controller",
         body["name"],
         body.get("reason", "a notice"),
@@ -132,7 +131,8 @@ def inject(context: Any) -> None:
 
 
 def record(storage: Any, checkpoint: Any, facts: Mapping[str, Any]) -> None:
-    """The commit record stands beside the checkpoint, not in it: what is in it is the script's own."""
+    """The commit record is beside the checkpoint, not in it: the checkpoint holds the script's own files
+    only."""
     name = internals.name_of(storage, checkpoint)
     write(
         storage,
@@ -148,7 +148,7 @@ def write(storage: Any, name: str, body: Mapping[str, Any]) -> None:
 
 
 def _read(storage: Any, name: str) -> dict[str, Any]:
-    """Empty if it is not there, or was cut off."""
+    """Empty if it does not exist, or was cut off."""
     try:
         with storage.storage_filesystem.open_input_stream(_path(storage, name)) as file:
             body = json.loads(file.read())
@@ -158,7 +158,7 @@ def _read(storage: Any, name: str) -> dict[str, Any]:
 
 
 def _kind(value: object) -> str:
-    """In the place of a value that is none of JSON's."""
+    """Replaces a value that JSON cannot hold."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 

@@ -1,5 +1,5 @@
-"""From a report() to a checkpoint that the next incarnation starts from; and then to the restart, without
-another step of training."""
+"""From a report() to a checkpoint that the next incarnation resumes from; and then to the restart, without a
+further step of training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 from lastcall import errors, messages
 from lastcall.adapters.ray import internals
 from lastcall.adapters.ray.saves import uncommitted
-from lastcall.adapters.ray.worker import connection, decisions
-from lastcall.adapters.ray.worker.connection import Line
-from lastcall.adapters.ray.worker.preemption_info import Echo
+from lastcall.adapters.ray.worker import connection as connections
+from lastcall.adapters.ray.worker import decisions
+from lastcall.adapters.ray.worker.connection import RankConnection
+from lastcall.adapters.ray.worker.preemption_info import PreemptionInfoWriter
 from lastcall.adapters.ray.worker.responder import ReportSave
 from lastcall.core.ranks.agreement import Verdict
 
@@ -24,41 +25,46 @@ _INEXACT = {
     decisions.REPLAY: "replayed at a step boundary: batches since the last report are seen twice, none is "
     "skipped",
     decisions.STATE: "only model and optimizer are saved, or what was named: counts that were not named, "
-    "schedulers, random numbers "
-    "and the position in the data begin anew",
+    "schedulers, random numbers and the position in the data start from scratch",
 }
-_NOT_ASKED = "the script has not called ray.train.get_checkpoint(): started again, it begins from scratch"
+_NOT_ASKED = "the script has not called ray.train.get_checkpoint(): after a restart it begins from scratch"
 
 
 class Committing:
-    """The training thread's. `done`: saved after a notice, and training goes on, since this Ray knows no
+    """The training thread's. `done`: saved after a notice, and training continues, since this Ray knows no
     preemption."""
 
-    def __init__(self, context: Any, strategy: ReportSave, line: Line, echo: Echo) -> None:
+    def __init__(
+        self,
+        context: Any,
+        strategy: ReportSave,
+        connection: RankConnection,
+        info_writer: PreemptionInfoWriter,
+    ) -> None:
         self.done = False
-        # the state itself, where the script's own save fails
+        # saves the state itself, where the script's own save fails
         self.fall_back: Callable[[str], None] = lambda because: None
-        self._left_out = False
+        self._skipping = False  # reports without a checkpoint
         self._context = context
         self._storage = context.storage_context
         self._strategy = strategy
-        self._line = line
-        self._echo = echo
+        self._connection = connection
+        self._info_writer = info_writer
         self._base = context.report_call_index
         self.known: list[str | None] = [internals.name_of(self._storage, context.checkpoint)]
 
     def number(self) -> int:
-        """Of the last report of this incarnation that Ray has seen; the same on all ranks, and in the
+        """Of the last report of this incarnation that reached Ray; the same on all ranks, and in the
         controller."""
         return int(self._context.report_call_index - self._base)
 
     def reported(self, checkpoint: Any) -> None:
         self.known = [*self.known, internals.name_of(self._storage, checkpoint)][-_KNOWN:]
 
-    # ---- all ranks are there -------------------------------------------------------------------------------
+    # ---- all ranks take part -------------------------------------------------------------------------------
 
     def commit(self, settled: dict[str, Any], given: Any) -> None:
-        """The report is made. Does not return, unless training is to go on."""
+        """Ray has the report. Does not return, unless training is to continue."""
         try:
             self._commit(self.number(), settled, given)
         except Exception as error:
@@ -67,9 +73,9 @@ class Committing:
         self.stop()
 
     def _commit(self, number: int, settled: dict[str, Any], given: Any) -> None:
-        strategy, lowest = self._strategy, settled["saving"][0] == self._line.rank
+        strategy, lowest = self._strategy, settled["saving"][0] == self._connection.rank
         self._wait_for_upload()
-        uploaded = self.everybody(f"uploaded/{number}").ok
+        uploaded = self.vote(f"uploaded/{number}").ok
         if uploaded and lowest:
             uncommitted.leave(self._storage, self._context.checkpoint, self.known, self.facts())
         committed = self._committed(number)
@@ -83,8 +89,8 @@ class Committing:
         name = str(internals.name_of(self._storage, self._context.checkpoint))
         if not committed:
             log.error(
-                "The controller did not commit the checkpoint in time. It is kept, and found when the "
-                "run starts again"
+                "The controller did not commit the checkpoint in time. It is kept, and the next start of the "
+                "run finds it"
             )
         elif lowest:
             log.info(
@@ -101,7 +107,7 @@ class Committing:
             strategy.not_saved("not all ranks have uploaded their part")
 
     def _wait_for_upload(self) -> None:
-        """With an asynchronous upload, report() comes back before it has begun."""
+        """With an asynchronous upload, report() returns before it has begun."""
         context = self._context
         with context.report_order_condition:
             context.report_order_condition.wait_for(
@@ -110,29 +116,27 @@ class Committing:
             )
 
     def _committed(self, number: int) -> bool:
+        timeout = max(1.0, self._strategy.left())
         try:
-            return (
-                self._line.agreement.wait_for(f"committed/{number}", max(1.0, self._strategy.left()))
-                is not None
-            )
+            return self._connection.agreement.wait_for(f"committed/{number}", timeout) is not None
         except errors.StoreLost:
             return False
 
     # ---- a rank is missing ---------------------------------------------------------------------------------
 
     def without(self, number: int, settled: dict[str, Any], given: Any) -> None:
-        """The last resort: the checkpoint is persisted without Ray's barrier, and found by the next
-        incarnation."""
+        """The last resort: the checkpoint is persisted without Ray's barrier, and the next incarnation finds
+        it."""
         missing = messages.named(settled["missing"])
         if settled["failed"]:
             self.fall_back(settled["failed"])
         if not settled["saving"]:
-            if not self._left_out:
+            if not self._skipping:
                 log.warning(
-                    "%s did not come to a report: reports without a checkpoint are left out from now on",
+                    "%s never reached train.report(): skipping further reports without a checkpoint",
                     missing.capitalize(),
                 )
-            self._left_out = True
+            self._skipping = True
             return
         try:
             self._keep(number, settled, given, missing)
@@ -146,17 +150,17 @@ class Committing:
             settled, internals.files_of(self._context.checkpoint) if self._context.checkpoint else None
         )
         if flaw:
-            log.error("Nothing was saved: what the ranks have brought is no checkpoint, since %s", flaw)
+            log.error("Nothing was saved: the ranks have no whole checkpoint, since %s", flaw)
             self._strategy.not_saved(flaw)
             return
         if given is not None:
             self._context.checkpoint = self._storage.persist_current_checkpoint(given, settled["name"])
-        self.everybody(f"kept/{number}")
+        self.vote(f"kept/{number}")
         self.saved()
-        if settled["saving"][0] == self._line.rank:
+        if settled["saving"][0] == self._connection.rank:
             uncommitted.leave(self._storage, self._context.checkpoint, self.known, self.facts())
             log.info(
-                "JIT checkpoint completed without %s (%s, for the next incarnation to find)",
+                "JIT checkpoint completed without %s (%s, kept for the next incarnation)",
                 missing,
                 settled["name"],
             )
@@ -166,19 +170,20 @@ class Committing:
 
     # ---- both ----------------------------------------------------------------------------------------------
 
-    def everybody(self, name: str, trouble: str = "") -> Verdict:
-        """Whether all ranks have come to this point, and without trouble; a barrier that ends with the
+    def vote(self, name: str, objection: str = "") -> Verdict:
+        """Whether all ranks have reached this point, without an objection; a barrier that ends with the
         deadline."""
         until = time.monotonic() + max(1.0, self._strategy.left())
-        return self._line.agreement.vote(name, not trouble, trouble, until, self._line.gone)
+        return self._connection.agreement.vote(name, not objection, objection, until, self._connection.dead)
 
     def facts(self, how: str | None = None) -> dict[str, Any]:
-        """`how`: where it is not what was planned. A save of the script's own is exact as far as the script's
-        own checkpoint goes."""
+        """`how`: where it differs from the plan. A save of the script's own is exact as far as the script's
+        own checkpoint is."""
         strategy = self._strategy
         notice = strategy.latch.notice
         how = how or strategy.how
-        forgotten = how != decisions.FRAMEWORK and strategy.flow is not None and not strategy.flow.asked
+        use = strategy.api_use
+        forgotten = how != decisions.FRAMEWORK and use is not None and not use.asked
         because = _INEXACT.get(how) or (_NOT_ASKED if forgotten else "")
         return {
             "step": strategy.boundary.steps,
@@ -189,25 +194,25 @@ class Committing:
         }
 
     def saved(self) -> None:
-        """The controller learns that this notice was answered: what fails from now on fails since the run is
-        about to be restarted."""
+        """Inform the controller that this notice was answered: what fails from now on fails because the run
+        is about to be restarted."""
         try:
-            self._line.agreement.tell(connection.SAVED, {})
+            self._connection.agreement.tell(connections.SAVED, {})
         except errors.StoreLost as error:
-            log.debug("the controller cannot be told: %s", error)
+            log.debug("Could not inform the controller of the save: %s", error)
 
     def stop(self) -> None:
-        """No step more: it would be thrown away. The controller restarts the run at its next poll. Returning
-        or raising would end the run instead: as finished, or as failed."""
-        if self._echo.degraded:
+        """No further step: it would be lost. The controller restarts the run at its next poll. Returning or
+        raising would end the run instead: as finished, or as failed."""
+        if self._info_writer.degraded:
             self.done = True
-            self._strategy.go_on()
+            self._strategy.continue_training()
             return
-        self._echo.say(0.0, {})
+        self._info_writer.write(0.0, {})
         self._strategy.leave()
-        park()
+        wait_for_kill()
 
 
-def park() -> None:
-    """For ever: Ray kills the process."""
+def wait_for_kill() -> None:
+    """Never returns: Ray kills the process."""
     threading.Event().wait()

@@ -14,11 +14,11 @@ from lastcall.core.store.client import StoreClient
 
 log = logging.getLogger("lastcall")
 _CONNECT_SECONDS = 10.0
-SAVED = "saved"  # told to the controller
+SAVED = "saved"  # tells the controller that a save answered the notice
 
 
-class Line:
-    """One thread's connection."""
+class RankConnection:
+    """One thread's connection to the store."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.rank = rank
@@ -26,28 +26,29 @@ class Line:
         self.agreement = Agreement(store, rank, size, clocks.Clock())
         self._store = store
 
-    def clone(self) -> Line:
-        return Line(self._store.clone(), self.rank, self.size)
+    def clone(self) -> RankConnection:
+        return RankConnection(self._store.clone(), self.rank, self.size)
 
     def close(self) -> None:
         self._store.close()
 
-    def gone(self) -> set[int]:
+    def dead(self) -> set[int]:
         """Ranks that the controller knows to be dead."""
         try:
             found = self._store.get_many([_death(rank) for rank in range(self.size)])
         except errors.StoreLost:
             return set()
-        return {rank for rank, word in enumerate(found) if word is not None}
+        return {rank for rank, data in enumerate(found) if data is not None}
 
-    def bury(self, rank: int) -> None:
+    def mark_dead(self, rank: int) -> None:
         self._store.set(_death(rank), messages.packed({"dead": True}))
 
 
-def connect(place: Mapping[str, Any], rank: int, size: int) -> Line:
-    """StoreLost if the controller's store cannot be reached. `place`: host, port, secret and incarnation."""
-    store = StoreClient(place["host"], place["port"], place["secret"], _CONNECT_SECONDS)
-    return Line(Scoped(store, f"{place['incarnation']}/"), rank, size)
+def connect(address: Mapping[str, Any], rank: int, size: int) -> RankConnection:
+    """StoreLost if the controller's store cannot be reached. `address`: host, port, secret and
+    incarnation."""
+    store = StoreClient(address["host"], address["port"], address["secret"], _CONNECT_SECONDS)
+    return RankConnection(Scoped(store, f"{address['incarnation']}/"), rank, size)
 
 
 def _death(rank: int) -> str:

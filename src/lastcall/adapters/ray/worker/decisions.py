@@ -1,13 +1,13 @@
-"""From what the ranks said to what all of them do, with the reason. Pure functions: one rank's answer is
-everybody's.
+"""From what the ranks report to what all of them do, with the reason. Pure functions: the decision of one
+rank is that of all.
 
-native    the script handles a preemption itself (get_preemption_info): all of it is left to the script
-own       the script's own save, entered as though its condition were true
-replay    the script's own save statements, run at a step boundary: batches may be repeated, never skipped
-period    no save of the script's can be entered, but it has checkpoints of its own (Lightning reports them
-          from a callback): the next
-          one is waited for, and training goes on
-state     the script has no checkpoints at all: what the optimizers hold, in a format of ours
+native     the script handles a preemption itself (get_preemption_info): all of it is left to the script
+framework  a Trainer saves at the end of a step
+own        the script's own save, entered as though its condition were true
+replay     the script's own save statements, run at a step boundary: batches may be repeated, never skipped
+period     no save of the script's can be entered, but it has checkpoints of its own (Lightning reports them
+           from a callback): training continues until the next one
+state      the script has no checkpoints at all: what the optimizers hold, in a format of ours
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from lastcall import messages
 
 NATIVE, FRAMEWORK, OWN, REPLAY, PERIOD, STATE = "native", "framework", "own", "replay", "period", "state"
 _SLACK = 1.5  # a pass may take that much longer than the one before
-_LEAST = 2.0  # seconds that the script's own save point gets in any case
+_LEAST = 2.0  # seconds that the script's own save point gets at least
 
-Said = Mapping[int, Mapping[str, Any]]
+Answers = Mapping[int, Mapping[str, Any]]
 
 
-def first(said: Said, left: float) -> dict[str, Any]:
+def first(answers: Answers, left: float) -> dict[str, Any]:
     """`left`: seconds in which the save must have begun."""
-    step = max(int(word["step"]) for word in said.values()) + 1
-    if any(word.get("native") for word in said.values()):
+    step = max(int(answer["step"]) for answer in answers.values()) + 1
+    if any(answer.get("native") for answer in answers.values()):
         return {
             "step": step,
             "how": NATIVE,
             "within": left,
             "because": "the script handles a preemption itself",
         }
-    if all(word.get("framework") for word in said.values()):
+    if all(answer.get("framework") for answer in answers.values()):
         return {
             "step": step,
             "how": FRAMEWORK,
             "within": left,
             "because": "the Trainer saves at the end of a step",
         }
-    if not all(word.get("looked") for word in said.values()):
-        return _own(step, max(left / 2, min(left, _LEAST)), "training has not come to its first step yet")
-    if not all(word.get("points") for word in said.values()):
-        return _state(step, left, said)
-    if all(word.get("near") for word in said.values()):
+    if not all(answer.get("looked") for answer in answers.values()):
+        return _own(step, max(left / 2, min(left, _LEAST)), "training has not reached its first step yet")
+    if not all(answer.get("points") for answer in answers.values()):
+        return _state(step, left, answers)
+    if all(answer.get("near") for answer in answers.values()):
         return _own(step, left, "the script's own save point is passed at every step")
-    known = [float(word["seconds"]) for word in said.values() if word.get("seconds") is not None]
+    known = [float(answer["seconds"]) for answer in answers.values() if answer.get("seconds") is not None]
     if not known:
         return _own(
             step,
@@ -68,36 +68,36 @@ def first(said: Said, left: float) -> dict[str, Any]:
     )
 
 
-def again(said: Said, left: float) -> dict[str, Any]:
-    """The script's own save point was not reached in time. Whoever is in it already stays there, and the
-    others come."""
-    step = max(int(word["step"]) for word in said.values()) + 1
-    if any(word.get("inside") for word in said.values()):
+def again(answers: Answers, left: float) -> dict[str, Any]:
+    """The script's own save point was not reached in time. A rank that is in it already stays there, and the
+    others join it."""
+    step = max(int(answer["step"]) for answer in answers.values()) + 1
+    if any(answer.get("inside") for answer in answers.values()):
         return _own(step, left, "a rank is in the script's own save already")
-    if not all(word.get("points") for word in said.values()):
-        return _state(step, left, said)
+    if not all(answer.get("points") for answer in answers.values()):
+        return _state(step, left, answers)
     return _replay(step, left, "the script's own save point was not reached in time")
 
 
-def report(said: Said, size: int) -> dict[str, Any]:
-    """A report() after the notice: who is there, and who brings a checkpoint. One that a rank had passed when
-    it heard the notice is not the save: that rank trains on."""
-    passed = any(word.get("passed") for word in said.values())
-    saving = [] if passed else sorted(rank for rank, word in said.items() if word.get("checkpoint"))
-    replayed = {bool(word.get("replayed")) for rank, word in said.items() if rank in saving}
-    failed = {rank: str(word["failed"]) for rank, word in said.items() if word.get("failed")}
+def report(answers: Answers, size: int) -> dict[str, Any]:
+    """A report() after the notice: which ranks take part, and which have a checkpoint. One that a rank had
+    passed before its notice came is not the save: that rank trains on."""
+    passed = any(answer.get("passed") for answer in answers.values())
+    saving = [] if passed else sorted(rank for rank, answer in answers.items() if answer.get("checkpoint"))
+    replayed = {bool(answer.get("replayed")) for rank, answer in answers.items() if rank in saving}
+    failed = {rank: str(answer["failed"]) for rank, answer in answers.items() if answer.get("failed")}
     return {
-        "missing": sorted(set(range(size)) - set(said) | set(failed)),
-        "failed": "; ".join(dict.fromkeys(failed.values())),  # why a rank is there and has nothing to report
+        "missing": sorted(set(range(size)) - set(answers) | set(failed)),
+        "failed": "; ".join(dict.fromkeys(failed.values())),  # why a rank takes part and has no checkpoint
         "saving": saving,
-        # one part is of the script's own save point, another one of some step before it
+        # one part is of the script's own save point, another one of a step before it
         "torn": len(replayed) > 1,
-        "files": sorted({tuple(said[rank].get("files", ())) for rank in saving}),
+        "files": sorted({tuple(answers[rank].get("files", ())) for rank in saving}),
     }
 
 
 def flaw(settled: Mapping[str, Any], previous: Sequence[str] | None) -> str:
-    """Why what the living ranks bring is no whole checkpoint, as far as can be told; empty if it is one.
+    """Why the living ranks have no whole checkpoint, as far as that can be known; empty if they have one.
     `previous`: the files of the checkpoint before."""
     files = settled["files"]
     if settled["torn"]:
@@ -119,16 +119,15 @@ def _replay(step: int, left: float, because: str) -> dict[str, Any]:
     return {"step": step, "how": REPLAY, "within": left, "because": because}
 
 
-def _state(step: int, left: float, said: Said) -> dict[str, Any]:
-    reasons = [
-        str(word["because"]) for word in said.values() if not word.get("points") and word.get("because")
-    ]
+def _state(step: int, left: float, answers: Answers) -> dict[str, Any]:
+    without_save = (answer for answer in answers.values() if not answer.get("points"))
+    reasons = [str(answer["because"]) for answer in without_save if answer.get("because")]
     because = reasons[0] if reasons else "no save was found"
-    if any(word.get("checkpoints") for word in said.values()):
+    if any(answer.get("checkpoints") for answer in answers.values()):
         return {
             "step": step,
             "how": PERIOD,
             "within": left,
-            "because": f"{because}; the script's next checkpoint is waited for",
+            "because": f"{because}; waiting for the script's next checkpoint",
         }
     return {"step": step, "how": STATE, "within": left, "because": because}

@@ -1,9 +1,9 @@
 """The steps of the training thread: counted from the first one on, and held where the ranks have to agree.
 
-Blocking a rank until all the others are there would deadlock: it waits at step n while another, which has not
-heard the notice yet, sits in the all-reduce of step n+1. So a side thread publishes how many steps were
-entered, from then on the training thread stops at its next one, and the step to save is one more than the
-highest count: whoever is below it runs on.
+Blocking a rank until all the others are there would deadlock: it waits at step n while another, whose notice
+has not come yet, sits in the all-reduce of step n+1. So a side thread publishes how many steps were entered,
+from then on the training thread stops at its next one, and the step to save is one more than the highest
+count: a rank below it trains on to it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _NEAR = 12  # frames: torch's own wrappers around step(), and those of a schedul
 
 class Boundary:
     """`arrived(frame)` in the training thread at the first step, and at every step from `hold()` on.
-    `before(frame)`, if one is set, just before the first optimizer of a pass steps: everything of the pass
+    `before(frame)`, if it is set, just before the first optimizer of a pass steps: everything of the pass
     before it (schedulers, scalers, counters) is complete."""
 
     def __init__(self, arrived: Callable[[FrameType], None]) -> None:
         self.steps = 0
         self.before: Callable[[FrameType], None] | None = None
-        self.curious = True  # `arrived` is told of the next step, too: the training loop was not seen yet
+        self.curious = True  # call `arrived` at the next step too: the training loop was not found yet
         self._arrived = arrived
-        self._awake = False
+        self._holding = False
         self._open = threading.Event()
         self._open.set()
         self._first: int | None = None  # the optimizer that steps first in a pass
@@ -62,7 +62,7 @@ class Boundary:
         """Side thread: the training thread stops at its next step until release(). Returns the steps entered
         so far."""
         self._open.clear()
-        self._awake = True  # before the count is read: a step that it misses is one that stops
+        self._holding = True  # before the count is read: a step that it misses is one that stops
         return self.steps
 
     def release(self) -> None:
@@ -71,7 +71,7 @@ class Boundary:
     def passed(self, frame: FrameType) -> None:
         """A step of a loop without an optimizer: a report."""
         self.steps += 1
-        if self._awake or self.curious:
+        if self._holding or self.curious:
             self.curious = False
             self._stop(frame)
 
@@ -85,7 +85,7 @@ class Boundary:
 
     def _leave(self, optimizer: object, _args: object, _kwargs: object) -> None:
         self.steps += 1  # whatever it is: all ranks count alike
-        if (self._awake or self.curious) and not _of_torch(frame := sys._getframe(1)):
+        if (self._holding or self.curious) and not _of_torch(frame := sys._getframe(1)):
             self._first = self._first or id(optimizer)
             self.curious = False
             self._stop(frame)
@@ -96,8 +96,8 @@ class Boundary:
 
 
 def _of_torch(frame: FrameType | None) -> bool:
-    """Whether this step is none of training: torch.distributed.checkpoint steps an optimizer once, with
-    nothing to learn, to have it make the state that is about to be loaded into it."""
+    """Whether this is no step of the training: torch.distributed.checkpoint steps an optimizer once, without
+    gradients, so that it makes the state that is about to be loaded into it."""
     for _ in range(_NEAR):
         if frame is None:
             return False

@@ -30,7 +30,8 @@ from lastcall.adapters.torch.state import (
     structure,
 )
 from lastcall.adapters.torch.state.encoding import Encoder, Stale
-from lastcall.adapters.torch.state.restore import Build, Restorer
+from lastcall.adapters.torch.state.parts import Build
+from lastcall.adapters.torch.state.restore import Restorer
 from lastcall.adapters.torch.tensors import cuda, tensors
 from lastcall.adapters.torch.tensors.table import Shelf, place_of
 from lastcall.formats import tree

@@ -164,6 +164,6 @@ def test_e8_tune_hands_our_variables_on_to_its_trials_but_not_what_each_has_for_
 def test_e8_two_trials_of_one_job_are_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(name="ray_train_run-2026-11-15_20-44-32")
     monkeypatch.setattr(run_name, "_runs", iter([1]))
-    run_name.settle(config, "exp1", {}, trial="a1b2_00001")
+    run_name.pin(config, "exp1", {}, trial="a1b2_00001")
     assert config.name == "exp1-a1b2_00001"
     assert internals.trial() == ""

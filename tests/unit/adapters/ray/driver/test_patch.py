@@ -67,7 +67,7 @@ def test_the_script_travels_along_for_machines_that_do_not_have_it(patched: type
 def test_a_train_worker_reads_the_script_that_came_along(monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"host": "127.0.0.1", "port": 1, "secret": "", "incarnation": 1}
     monkeypatch.setattr(
-        "lastcall.adapters.ray.worker.worker.Worker", lambda *_: SimpleNamespace(begin=lambda: None)
+        "lastcall.adapters.ray.worker.worker.TrainWorker", lambda *_: SimpleNamespace(begin=lambda: None)
     )
     JITCallback({"enabled": True}, place, {"/elsewhere/train.py": "first = 1\n"}).after_init_train_context()
     assert linecache.getline("/elsewhere/train.py", 1) == "first = 1\n"
@@ -93,7 +93,7 @@ def test_a_mirror_is_rays_own_matter(
 ) -> None:
     monkeypatch.setenv("LASTCALL_MIRROR", "s3://runs/exp1")
     patched()._create_default_callbacks()
-    assert "LASTCALL_MIRROR is left out" in caplog.text
+    assert "LASTCALL_MIRROR is ignored" in caplog.text
 
 
 def test_what_fails_here_leaves_the_run_unprotected_and_does_not_end_it(
@@ -102,7 +102,7 @@ def test_what_fails_here_leaves_the_run_unprotected_and_does_not_end_it(
     def fail(*_: Any) -> None:
         raise OSError("no")
 
-    monkeypatch.setattr(run_name, "settle", fail)
+    monkeypatch.setattr(run_name, "pin", fail)
     assert patched()._create_default_callbacks() == ["rays own"]
     assert "not protected: OSError: no" in caplog.text
 
@@ -128,5 +128,5 @@ def test_ray_looks_for_drained_nodes_every_second_unless_somebody_has_said_other
 
 
 def test_a_ray_that_is_too_old_is_left_alone(patched: type[Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "say", lambda text: False)
+    monkeypatch.setattr(versions, "supported", lambda text: False)
     assert patched()._create_default_callbacks() == ["rays own"]

@@ -31,32 +31,32 @@ KUBERAY = {"RAY_USAGE_STATS_KUBERAY_IN_USE": "1"}
 
 def test_a_name_that_was_given_stays() -> None:
     config = Config("exp1")
-    run_name.settle(config, "other", {})
+    run_name.pin(config, "other", {})
     assert config.name == "exp1"
 
 
 def test_a_run_without_a_name_is_called_as_the_setting_says() -> None:
     config = Config(DATED)
-    run_name.settle(config, "exp1", job("other"))
+    run_name.pin(config, "exp1", job("other"))
     assert config.name == "exp1"
 
 
 def test_a_rayjob_gives_its_name_without_what_changes_with_every_submission() -> None:
     config = Config(DATED)
-    run_name.settle(config, None, job("llama-tune-x7k2p", **KUBERAY))
+    run_name.pin(config, None, job("llama-tune-x7k2p", **KUBERAY))
     assert config.name == "llama-tune"
 
 
 def test_an_id_that_a_person_gave_is_taken_as_it_is() -> None:
     config = Config(DATED)
-    run_name.settle(config, None, job("llama-tune-x7k2p"))
+    run_name.pin(config, None, job("llama-tune-x7k2p"))
     assert config.name == "llama-tune-x7k2p"
 
 
 def test_the_second_run_of_a_script_has_a_name_of_its_own() -> None:
     configs = [Config(DATED), Config(DATED)]
     for config in configs:
-        run_name.settle(config, "exp1", {})
+        run_name.pin(config, "exp1", {})
     assert [config.name for config in configs] == ["exp1", "exp1-2"]
 
 
@@ -68,7 +68,7 @@ def test_where_no_name_can_last_the_user_is_told_what_that_costs(
 ) -> None:
     config = Config(DATED)
     with caplog.at_level(logging.WARNING, "lastcall"):
-        run_name.settle(config, None, environ)
+        run_name.pin(config, None, environ)
     assert config.name == DATED
     assert "starts from scratch" in caplog.text and "export LASTCALL_RUN_ID=" in caplog.text
 
@@ -76,5 +76,5 @@ def test_where_no_name_can_last_the_user_is_told_what_that_costs(
 def test_a_run_whose_folder_is_in_use_already_keeps_its_name() -> None:
     config = Config(DATED)
     config.storage_context = object()  # type: ignore[attr-defined]
-    run_name.settle(config, "exp1", {})
+    run_name.pin(config, "exp1", {})
     assert config.name == DATED

@@ -29,7 +29,7 @@ def test_what_is_named_reaches_the_worker(context: Any) -> None:
 
 
 def test_what_cannot_be_put_back_in_place_is_refused_with_a_remedy(context: Any) -> None:
-    with pytest.raises(TypeError, match=r"epoch cannot be put back in place.*progress=\{'epoch': 0\}"):
+    with pytest.raises(TypeError, match=r"epoch cannot be restored in place.*progress=\{'epoch': 0\}"):
         lastcall.ray.protect(model=torch.nn.Linear(2, 1), epoch=0)
 
 
@@ -42,5 +42,5 @@ def test_where_nothing_is_protected_that_is_said_and_training_goes_on(
 
 
 def test_outside_of_a_train_function_it_says_where_it_belongs() -> None:
-    with pytest.raises(RuntimeError, match="belongs into the function that Ray Train runs"):
+    with pytest.raises(RuntimeError, match="belongs in the function that Ray Train runs"):
         lastcall.ray.protect(model=torch.nn.Linear(2, 1))

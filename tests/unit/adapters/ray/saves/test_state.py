@@ -91,7 +91,10 @@ def test_it_is_put_back_before_the_first_step_and_training_goes_on_as_though_not
         step(other, fresh)
         restoring.end()
     assert all(torch.equal(value, restored[name]) for name, value in net.state_dict().items())
-    assert "Restored what was saved after SIGTERM: Net, AdamW" in caplog.text and "begin anew" in caplog.text
+    assert (
+        "Restored what was saved after SIGTERM: Net, AdamW" in caplog.text
+        and "start from scratch" in caplog.text
+    )
     assert caplog.text.count("Restored what was saved") == 1
 
 
@@ -185,4 +188,4 @@ def test_b5_it_is_not_laid_over_what_the_script_has_restored_by_itself(
         step(own, optimizer)
     restoring.end()
     assert same(own, trained(4)[0])
-    assert caplog.text.count("are not put back: the script has checkpoints of its own") == 1
+    assert caplog.text.count("are not restored: the script resumes from checkpoints of its own") == 1

@@ -11,7 +11,7 @@ from ray.train.v2._internal.execution.preemption import (
     merge_preemption_info,
 )
 
-from lastcall.adapters.ray.worker.preemption_info import Echo
+from lastcall.adapters.ray.worker.preemption_info import PreemptionInfoWriter
 
 
 @pytest.fixture
@@ -25,55 +25,61 @@ def told() -> list[tuple[float | None, dict[str, list[int]]]]:
 
 
 @pytest.fixture
-def echo(context: Any, told: list[Any]) -> Echo:
-    echo = Echo(context)
-    echo.begin(lambda left, nodes: told.append((left, nodes)))
-    return echo
+def writer(context: Any, told: list[Any]) -> PreemptionInfoWriter:
+    writer = PreemptionInfoWriter(context)
+    writer.begin(lambda left, nodes: told.append((left, nodes)))
+    return writer
 
 
-def test_what_ray_writes_is_heard_at_once(echo: Echo, context: Any, told: list[Any]) -> None:
+def test_what_ray_writes_is_heard_at_once(
+    writer: PreemptionInfoWriter, context: Any, told: list[Any]
+) -> None:
     context.preemption_context.preemption_info = PreemptionInfo(int((time.time() + 30) * 1000), {"node": [1]})
     ((left, nodes),) = told
     assert 25 < left <= 30 and nodes == {"node": [1]}
 
 
-def test_a_drain_without_a_deadline_has_none(echo: Echo, context: Any, told: list[Any]) -> None:
+def test_a_drain_without_a_deadline_has_none(
+    writer: PreemptionInfoWriter, context: Any, told: list[Any]
+) -> None:
     context.preemption_context.preemption_info = PreemptionInfo(None, {"node": [1]})
     assert told == [(None, {"node": [1]})]
 
 
 def test_a_drain_that_was_announced_before_we_came_is_heard_too(told: list[Any]) -> None:
     context = SimpleNamespace(preemption_context=PreemptionContext(PreemptionInfo(None, {"node": [0]})))
-    Echo(context).begin(lambda left, nodes: told.append((left, nodes)))
+    PreemptionInfoWriter(context).begin(lambda left, nodes: told.append((left, nodes)))
     assert told == [(None, {"node": [0]})]
 
 
 def test_what_we_say_is_seen_by_the_controller_and_not_heard_by_us(
-    echo: Echo, context: Any, told: list[Any]
+    writer: PreemptionInfoWriter, context: Any, told: list[Any]
 ) -> None:
-    echo.say(20.0, {"here": [0]})
+    writer.write(20.0, {"here": [0]})
     info = context.preemption_context.preemption_info
     assert info.preempted_ranks == [0] and info.deadline_ms > time.time() * 1000 + 15_000
     assert told == []
 
 
-def test_when_all_is_done_the_deadline_is_now_and_the_nodes_stay_known(echo: Echo, context: Any) -> None:
-    echo.say(20.0, {"here": [0]})
+def test_when_all_is_done_the_deadline_is_now_and_the_nodes_stay_known(
+    writer: PreemptionInfoWriter, context: Any
+) -> None:
+    writer.write(20.0, {"here": [0]})
     before = context.preemption_context.preemption_info
-    echo.say(0.0, {})
+    writer.write(0.0, {})
     merged = merge_preemption_info(before, context.preemption_context.preemption_info)
     assert merged.deadline_ms <= time.time() * 1000 and merged.preempted_node_to_ranks == {"here": [0]}
 
 
-def test_after_the_end_nothing_is_heard(echo: Echo, context: Any, told: list[Any]) -> None:
-    echo.end()
+def test_after_the_end_nothing_is_heard(writer: PreemptionInfoWriter, context: Any, told: list[Any]) -> None:
+    writer.end()
     context.preemption_context.preemption_info = PreemptionInfo(None, {"node": [1]})
     assert told == []
 
 
 def test_a_ray_without_preemption_is_left_alone() -> None:
     context = SimpleNamespace()
-    echo = Echo(context)
-    echo.begin(lambda left, nodes: None)
-    echo.say(1.0, {})
-    assert echo.degraded and vars(context) == {}
+    writer = PreemptionInfoWriter(context)
+    writer.begin(lambda left, nodes: None)
+    writer.write(1.0, {})
+    assert writer.degraded and vars(context) == {}

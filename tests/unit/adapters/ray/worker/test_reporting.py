@@ -15,10 +15,10 @@ from lastcall.adapters.ray.worker import committing, connection
 
 @pytest.fixture(autouse=True)
 def no_parking(monkeypatch: pytest.MonkeyPatch) -> None:
-    def park() -> NoReturn:
+    def wait() -> NoReturn:
         raise Parked
 
-    monkeypatch.setattr(committing, "park", park)
+    monkeypatch.setattr(committing, "wait_for_kill", wait)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_with_a_dead_rank_the_checkpoint_is_kept_for_the_next_incarnation(
 ) -> None:
     living = two.ranks[0]
     living.told()
-    two.bury(1)
+    two.mark_dead(1)
     with caplog.at_level("INFO", "lastcall"):
         finish(living.report(made()))
     assert living.parked and not living.context.barrier_entered.is_set() and two.committed == []
@@ -128,7 +128,7 @@ def test_a_rank_that_waits_in_rays_barrier_for_a_dead_one_is_released_and_keeps_
     living = two.ranks[0]
     in_barrier = living.report(made())
     assert living.context.barrier_entered.wait(PATIENCE)
-    two.bury(1)
+    two.mark_dead(1)
     living.told()
     finish(in_barrier)
     assert living.parked and two.released and uncommitted.find(two.storage, None)[0] is not None
@@ -143,7 +143,7 @@ def test_a_rank_that_does_not_come_in_time_counts_as_dead(two: Group) -> None:
 
 def test_parts_of_a_checkpoint_are_not_taken_for_one(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
     three = Group(storage, 3)
-    three.bury(2)
+    three.mark_dead(2)
     for rank in three.ranks[:2]:
         rank.told()
     finish(three.ranks[0].report(made("shard-0.pt")), three.ranks[1].report(made("shard-1.pt")))
@@ -167,7 +167,7 @@ def test_reports_of_metrics_with_a_dead_rank_are_left_out_and_a_checkpoint_is_ke
 ) -> None:
     living = two.ranks[0]
     living.told()
-    two.bury(1)
+    two.mark_dead(1)
     finish(living.report())
     finish(living.report())
     assert (living.parked, living.failure) == (False, None) and not living.context.barrier_entered.is_set()
@@ -209,7 +209,7 @@ def test_at_the_end_report_is_rays_own_again(two: Group) -> None:
 def test_b9_a_script_that_handles_a_preemption_itself_is_not_cut_at_its_report(two: Group) -> None:
     for rank in two.ranks:
         rank.told()
-        rank.flow.native = True
+        rank.api_use.native = True
     for _ in range(2):
         finish(two.ranks[0].report(made()), two.ranks[1].report())
     assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2 and two.committed == [
@@ -221,7 +221,7 @@ def test_b9_a_script_that_handles_a_preemption_itself_is_not_cut_at_its_report(t
 
 def test_b4_a_save_that_the_script_will_not_ask_for_is_not_called_exact(two: Group) -> None:
     for rank in two.ranks:
-        rank.flow.asked = False
+        rank.api_use.asked = False
         rank.told()
     finish(two.ranks[0].report(made()), two.ranks[1].report())
     record = json.loads(Path(two.storage.experiment_fs_path, ".lastcall", "checkpoint_4.json").read_text())

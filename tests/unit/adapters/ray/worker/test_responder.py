@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -12,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from lastcall.adapters.ray import internals
-from lastcall.adapters.ray.worker.connection import Line
-from lastcall.adapters.ray.worker.preemption_info import Echo
+from lastcall.adapters.ray.worker.connection import RankConnection
+from lastcall.adapters.ray.worker.preemption_info import PreemptionInfoWriter
 from lastcall.adapters.ray.worker.responder import ReportSave
 from lastcall.core.notice.phases import Phase
 from lastcall.core.store import memory
@@ -60,13 +59,15 @@ class Rank:
     ) -> None:
         jit = JITCheckpointConfig(kill_wait=0.0, grace=8.0, environ={})
         self.script = script
-        self.strategy = ReportSave(jit, Line(store.clone(), rank, size), Echo(object()), script)  # type: ignore[arg-type]
+        self.strategy = ReportSave(
+            jit, RankConnection(store.clone(), rank, size), PreemptionInfoWriter(object()), script
+        )  # type: ignore[arg-type]
         self.strategy.save_seconds = 0.1
         self.stateful: list[str] = []
         self.strategy.fall_back = lambda because: (self.stateful.append(because), self.strategy.begin())[0]
         script.strategy = self.strategy
         self._allreduce = allreduce
-        threading.Thread(target=self.strategy.listen, daemon=True).start()
+        self.strategy.start(None)
         self._thread = threading.Thread(target=self._train, daemon=True)
 
     def start(self) -> None:
@@ -87,7 +88,7 @@ class Rank:
     def end(self) -> None:
         self._allreduce.abort()
         self.strategy.begin()
-        self.strategy.close()
+        self.strategy.stop()
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_all_ranks_enter_their_own_save_after_the_same_step_although_one_was_told(ranks: Any) -> None:
     one, other = ranks(Script(near=True), Script(near=True))
-    other.strategy.on_signal(15, 1)
+    other.strategy.notices.on_signal(15, 1)
     until(lambda: bool(one.script.asked and other.script.asked))
     assert one.script.asked == other.script.asked and one.script.asked[0][0] == "enter"
 
@@ -126,7 +127,7 @@ def test_all_ranks_enter_their_own_save_after_the_same_step_although_one_was_tol
 def test_all_ranks_told_at_once_come_to_one_decision(ranks: Any) -> None:
     group = ranks(*(Script(near=True) for _ in range(3)))
     for rank in group:
-        rank.strategy.on_signal(15, 1)
+        rank.strategy.notices.on_signal(15, 1)
     until(lambda: all(rank.script.asked for rank in group))
     assert len({tuple(rank.script.asked) for rank in group}) == 1
 
@@ -136,7 +137,7 @@ def test_a_save_point_that_does_not_come_in_time_is_replayed_at_a_step_of_all(ra
     for script in scripts:
         script.begins = False
     one, other = ranks(*scripts)
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     until(
         lambda: (
             any(word == "replay" for word, _ in one.script.asked)
@@ -148,14 +149,14 @@ def test_a_save_point_that_does_not_come_in_time_is_replayed_at_a_step_of_all(ra
 
 def test_without_a_save_of_the_script_the_state_is_saved(ranks: Any) -> None:
     one, other = ranks(Script(near=True), Script(near=True, points=False))
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     until(lambda: bool(one.stateful and other.stateful))
     assert one.stateful == other.stateful == ["no source"]
 
 
 def test_a_drain_of_ray_is_a_notice_with_its_own_deadline(ranks: Any) -> None:
     (alone,) = ranks(Script(near=True))
-    alone.strategy.on_drain(5.0, {"node": [0]})
+    alone.strategy.notices.on_drain(5.0, {"node": [0]})
     until(lambda: bool(alone.script.asked))
     assert alone.strategy.latch.notice.source == "drain" and alone.strategy.left() <= 5.0
 
@@ -164,9 +165,9 @@ def test_when_the_controller_is_gone_the_run_is_over_and_nothing_is_held(
     ranks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     (alone,) = ranks(Script(near=True))
-    alone.strategy._line.close()
+    alone.strategy._connection.close()
     before = alone.strategy.boundary.steps
-    alone.strategy.on_signal(15, 1)
+    alone.strategy.notices.on_signal(15, 1)
     until(lambda: "the controller is gone" in caplog.text)
     until(lambda: alone.strategy.boundary.steps > before + 5)
     assert alone.script.asked == []
@@ -174,8 +175,8 @@ def test_when_the_controller_is_gone_the_run_is_over_and_nothing_is_held(
 
 def test_a_second_signal_changes_nothing(ranks: Any) -> None:
     (alone,) = ranks(Script(near=True))
-    alone.strategy.on_signal(15, 1)
-    alone.strategy.on_signal(15, 2)
+    alone.strategy.notices.on_signal(15, 1)
+    alone.strategy.notices.on_signal(15, 2)
     until(lambda: bool(alone.script.asked))
     assert len(alone.script.asked) == 1
 
@@ -188,18 +189,21 @@ class Alone:
         self, folder: Path, near: bool = True, native: bool = False, restarts: bool = True, **jit: Any
     ) -> None:
         config = JITCheckpointConfig(**{"kill_wait": 0.0, "grace": 30.0, **jit}, environ={})
-        echo = Echo(SimpleNamespace(preemption_context=None) if restarts else object())
+        writer = PreemptionInfoWriter(SimpleNamespace(preemption_context=None) if restarts else object())
         flow: Any = SimpleNamespace(
-            native=native, own=False, look=lambda frame: None, remark=lambda saves: None
+            native=native, own_checkpoints=False, look=lambda frame: None, warn=lambda saves: None
         )
         self.script = Script(near)
         self.script.begins = False
         self.strategy = ReportSave(
-            config, Line(memory.MemoryStore(), 0, 1), echo, cast(Any, self.script), flow, folder
+            config, RankConnection(memory.MemoryStore(), 0, 1), writer, cast(Any, self.script), flow, folder
         )
         self.strategy.save_seconds = 0.1
         self.script.strategy = self.strategy
         self.phases, self.outcome = self.strategy.phases, self.strategy.context.outcome
+        self.events: list[tuple[str, dict[str, object]]] = []
+        self.strategy.context.events.heard = lambda at, kind, facts: self.events.append((kind, dict(facts)))
+        self.strategy.start(None)
 
     def step(self) -> None:
         self.strategy.boundary.passed(sys._getframe())
@@ -207,10 +211,8 @@ class Alone:
     def is_in(self, phase: Phase) -> None:
         until(lambda: self.phases.phase is phase)
 
-    def walked(self) -> list[str]:
-        self.strategy.context.events.flush()
-        lines = map(json.loads, self.strategy.context.events.path.read_text().splitlines())
-        return [line["phase"] for line in lines if line["kind"] == "phase"]
+    def walked(self) -> list[object]:
+        return [facts["phase"] for kind, facts in self.events if kind == "phase"]
 
 
 @pytest.fixture
@@ -225,7 +227,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
     yield make
     for each in made:
-        each.strategy.close()
+        each.strategy.stop()
 
 
 def test_the_step_after_the_agreement_asks_for_the_scripts_own_save_and_its_report_answers(
@@ -233,7 +235,7 @@ def test_the_step_after_the_agreement_asks_for_the_scripts_own_save_and_its_repo
 ) -> None:
     one = alone()
     one.step()
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.BOUNDARY)
     one.step()
     assert one.script.asked == [("enter", 2)]
@@ -246,7 +248,7 @@ def test_the_step_after_the_agreement_asks_for_the_scripts_own_save_and_its_repo
 
 def test_a_report_with_a_checkpoint_during_the_kill_wait_is_the_save(alone: Callable[..., Alone]) -> None:
     one = alone(kill_wait=20.0)
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.WAITING)
     one.step()
     assert one.script.asked == [], "training goes on"
@@ -259,7 +261,7 @@ def test_a_report_with_a_checkpoint_during_the_kill_wait_is_the_save(alone: Call
 def test_a_save_point_that_is_not_reached_has_the_ranks_agree_again(alone: Callable[..., Alone]) -> None:
     one = alone(near=False, grace=6.0)
     one.step()
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.BOUNDARY)
     until(lambda: "instant" in one.walked())
     one.is_in(Phase.BOUNDARY)
@@ -274,9 +276,9 @@ def test_no_report_in_time_is_no_save_but_one_that_comes_late_is(
     alone: Callable[..., Alone], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = alone(grace=2.0)
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.FAILED)
-    assert one.outcome.value is Outcome.NOT_SAVED and "did not come to a save in time" in caplog.text
+    assert one.outcome.value is Outcome.NOT_SAVED and "did not reach a save in time" in caplog.text
     one.strategy.begin()
     one.strategy.saved("checkpoint_000001", "is committed", EXACT)
     assert (one.outcome.value, one.phases.phase) == (Outcome.SAVED, Phase.COMMITTED)
@@ -284,7 +286,7 @@ def test_no_report_in_time_is_no_save_but_one_that_comes_late_is(
 
 def test_a_script_that_handles_a_preemption_itself_is_left_alone(alone: Callable[..., Alone]) -> None:
     one = alone(native=True)
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.DISMISSED)
     one.step()
     assert one.script.asked == [] and one.outcome.value is None
@@ -293,20 +295,38 @@ def test_a_script_that_handles_a_preemption_itself_is_left_alone(alone: Callable
 def test_where_nobody_restarts_the_run_training_goes_on_after_the_save(alone: Callable[..., Alone]) -> None:
     one = alone(restarts=False)
     one.step()
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.BOUNDARY)
     one.strategy.begin()
     one.strategy.saved("checkpoint_000001", "is committed", EXACT)
-    one.strategy.go_on()
+    one.strategy.continue_training()
     one.is_in(Phase.QUIET)
     until(lambda: one.outcome.value is None)
     one.step()
     assert one.script.asked == [], "it is saved once"
 
 
+def test_where_no_process_restarts_the_run_a_second_signal_is_not_answered_after_the_save(
+    alone: Callable[..., Alone],
+) -> None:
+    one = alone(restarts=False)
+    one.step()
+    one.strategy.notices.on_signal(15, 1)
+    one.is_in(Phase.BOUNDARY)
+    one.strategy.notices.on_drain(20.0, {})
+    one.strategy.begin()
+    one.strategy.saved("checkpoint_000001", "is committed", EXACT)
+    one.strategy.continue_training()
+    one.is_in(Phase.QUIET)
+    one.strategy.notices.on_signal(15, 2)
+    assert not one.strategy._inbox.pending
+    one.strategy.stop()
+    assert one.walked() == ["waiting", "holding", "boundary", "saving", "committed", "quiet"]
+
+
 def test_a_save_that_fails_is_said(alone: Callable[..., Alone]) -> None:
     one = alone()
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.BOUNDARY)
     one.strategy.begin()
     one.strategy.not_saved("its parts are of different steps")
@@ -316,7 +336,7 @@ def test_a_save_that_fails_is_said(alone: Callable[..., Alone]) -> None:
 
 def test_a_deadline_that_comes_forward_ends_the_wait_for_a_report(alone: Callable[..., Alone]) -> None:
     one = alone(grace=PATIENCE)
-    one.strategy.on_signal(15, 1)
+    one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.BOUNDARY)
-    one.strategy.on_drain(0.5, {"node": [0]})
+    one.strategy.notices.on_drain(0.5, {"node": [0]})
     one.is_in(Phase.FAILED)

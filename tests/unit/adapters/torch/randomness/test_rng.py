@@ -199,7 +199,7 @@ def test_a_new_rank_draws_other_numbers_than_the_rank_it_was_made_from_and_the_s
     randomness = rng.Randomness()
     seed(7)
     captured = randomness.capture()
-    drawn = {}
+    drawn: dict[str, Any] = {}
     for rank in (0, 2, 3, 2):
         forked = captured if rank == 0 else randomness.forked(captured, rank)
         randomness.restore(randomness.from_document(json.loads(json.dumps(randomness.to_document(forked)))))

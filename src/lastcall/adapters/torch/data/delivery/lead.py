@@ -17,18 +17,25 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from lastcall.adapters.torch.data.position import Pass
 
 UNKNOWN = 1024  # draws that are noted while it is unknown how many matter
 _LOOKS = 3  # boundaries that tell it
 _DEPTH, _ITEMS = 3, 64  # of a batch, in which its tensors are looked for
 # passes without a boundary inside, as of a loader for validation, after which they are no longer read
 _FRUITLESS = 3
+
+
+class Passage(Protocol):
+    """What is looked at of a pass over the loader."""
+
+    @property
+    def inside(self) -> bool: ...
+
+    @property
+    def here(self) -> int: ...
 
 
 class Lead:
@@ -39,8 +46,8 @@ class Lead:
         self.settled = False
         # more was drawn in the first step than in those after it, and nothing tells whether it was for them
         self.unclear = False
-        self._early: tuple[Pass, int] | None = None  # drawn before the loop began
-        self._looked_at: Pass | None = None
+        self._early: tuple[Passage, int] | None = None  # drawn before the loop began
+        self._looked_at: Passage | None = None
         self._counts: list[int] = []
         self._batches: list[weakref.ref[Any] | None] = []
         # the tensors of the latest batches
@@ -60,13 +67,13 @@ class Lead:
         if not self.settled:
             self.held = self._before = held
 
-    def begin(self, latest: Pass | None) -> None:
+    def begin(self, latest: Passage | None) -> None:
         """The loop begins."""
         if latest is not None and latest.inside and latest.here:
             self._early = (latest, latest.here)
             self.held = latest.here
 
-    def drawn(self, passage: Pass, batch: Any) -> None:
+    def drawn(self, passage: Passage, batch: Any) -> None:
         self._delivered.append([weakref.ref(tensor) for tensor in _tensors(batch)])
         if not self.settled and self._looked_at in (None, passage):
             if passage.here == 1:
@@ -86,7 +93,7 @@ class Lead:
             return True
         return None if not self.settled and own <= set().union(*drawn) else False
 
-    def ended(self, passage: Pass) -> None:
+    def ended(self, passage: Passage) -> None:
         if self._looked_at is passage:
             self._settle(self.held)
         elif self._looked_at is None:
@@ -94,7 +101,7 @@ class Lead:
             if self._fruitless == _FRUITLESS:
                 self._settle(0)
 
-    def boundary(self, passage: Pass | None) -> None:
+    def boundary(self, passage: Passage | None) -> None:
         """A step is over; `passage` is the loader's position."""
         if self.settled or passage is None or not passage.inside or not passage.here:
             return

@@ -1,4 +1,4 @@
-"""What the script does by itself is left to it; what it forgets is said at the first step."""
+"""What the script does itself is left to it; what it forgets is a warning at the first step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lastcall.adapters.ray.saves import trainers
 from lastcall.adapters.ray.saves.fallback import Fallback
 from lastcall.adapters.ray.saves.script_save import OwnSave
 from lastcall.adapters.ray.worker import committing
-from lastcall.adapters.ray.worker.flow import Flow
+from lastcall.adapters.ray.worker.api_use import ApiUse
 
 
 class Context:
@@ -33,10 +33,10 @@ class Context:
 
 @pytest.fixture
 def flow() -> Iterator[Any]:
-    made: list[Flow] = []
+    made: list[ApiUse] = []
 
-    def make(checkpoint: Any = None) -> Flow:
-        made.append(Flow(Context(checkpoint)))
+    def make(checkpoint: Any = None) -> ApiUse:
+        made.append(ApiUse(Context(checkpoint)))
         made[-1].begin()
         return made[-1]
 
@@ -54,7 +54,7 @@ def saved_by_trainer(folder: Path) -> Checkpoint:
 def test_b4_a_checkpoint_that_the_script_does_not_ask_for_is_mentioned_once_it_starts_without(
     flow: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    flow(Checkpoint(str(tmp_path))).remark(saves=True)
+    flow(Checkpoint(str(tmp_path))).warn(saves=True)
     assert f"This run has a checkpoint ({tmp_path}), and the script has not asked for it" in caplog.text
     assert "ray.train.get_checkpoint()" in caplog.text
 
@@ -62,7 +62,7 @@ def test_b4_a_checkpoint_that_the_script_does_not_ask_for_is_mentioned_once_it_s
 def test_b4_a_script_that_saves_and_never_asks_is_told_before_anything_is_lost(
     flow: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flow().remark(saves=True)
+    flow().warn(saves=True)
     assert "after a preemption it would start from scratch" in caplog.text
 
 
@@ -71,16 +71,16 @@ def test_b4_nothing_is_said_to_a_script_that_asks_or_has_nothing_to_ask_for(
 ) -> None:
     asking = flow(Checkpoint("/storage/exp/checkpoint_1"))
     assert asking._context.get_checkpoint() is asking.found
-    asking.remark(saves=True)
-    flow().remark(saves=False)
+    asking.warn(saves=True)
+    flow().warn(saves=False)
     assert caplog.text == ""
 
 
 def test_b5_a_script_that_asks_or_has_a_checkpoint_goes_its_own_way(flow: Any) -> None:
-    assert not flow().own and flow(Checkpoint("/storage/exp/checkpoint_1")).own
+    assert not flow().own_checkpoints and flow(Checkpoint("/storage/exp/checkpoint_1")).own_checkpoints
     asking = flow()
     asking._context.get_checkpoint()
-    assert asking.own
+    assert asking.own_checkpoints
 
 
 def test_b9_a_script_that_looks_for_a_preemption_itself_is_known_by_it(
@@ -95,14 +95,14 @@ def test_b9_a_script_that_looks_for_a_preemption_itself_is_known_by_it(
 def test_b9_a_script_that_has_not_come_to_look_for_a_preemption_yet_is_known_by_its_loop(flow: Any) -> None:
     import sys
 
-    def train(each: Flow, *, soon: bool) -> None:
+    def train(each: ApiUse, *, soon: bool) -> None:
         import ray.train
 
         each.look(sys._getframe())
         if soon:
             ray.train.get_preemption_info()
 
-    def other(each: Flow) -> None:
+    def other(each: ApiUse) -> None:
         each.look(sys._getframe())
 
     handling, plain = flow(), flow()
@@ -173,7 +173,7 @@ def test_b5_lightning_is_known_by_the_callback_that_reports_for_it(caplog: pytes
     own = OwnSave()
     assert Trainer().fit(own)
     assert own.position()["checkpoints"] and own.saves
-    assert "training will go on until its next report" in caplog.text
+    assert "training will continue until its next report" in caplog.text
 
 
 def test_b7_a_step_before_the_loop_is_not_taken_for_the_loop(caplog: pytest.LogCaptureFixture) -> None:
@@ -201,19 +201,19 @@ class TestWhatIsSavedOfAScriptWithoutASave:
 
     @pytest.fixture(autouse=True)
     def no_parking(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def park() -> NoReturn:
+        def wait() -> NoReturn:
             raise Parked
 
-        monkeypatch.setattr(committing, "park", park)
+        monkeypatch.setattr(committing, "wait_for_kill", wait)
 
     def saved(self, storage: Any, *, asked: bool, named: dict[str, Any]) -> dict[str, Any]:
         rank = Group(storage, 1).ranks[0]
-        rank.flow.asked = asked
+        rank.api_use.asked = asked
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.Adam(model.parameters())
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-        fallback = Fallback(rank.context, rank.strategy, rank.committing, rank.committing._line)
+        fallback = Fallback(rank.context, rank.strategy, rank.committing, rank.committing._connection)
         fallback.name(named)
         rank.told(PATIENCE)
         try:
@@ -225,7 +225,9 @@ class TestWhatIsSavedOfAScriptWithoutASave:
 
     def test_a9_a_saved_state_is_not_exact_and_says_why(self, storage: Any) -> None:
         record = self.saved(storage, asked=False, named={})
-        assert (record["how"], record["exact"]) == ("state", False) and "begin anew" in record["because"]
+        assert (record["how"], record["exact"]) == ("state", False) and "start from scratch" in record[
+            "because"
+        ]
 
     def test_b5_no_state_is_saved_for_a_script_that_asks_for_its_own(
         self, storage: Any, caplog: pytest.LogCaptureFixture

@@ -1,5 +1,5 @@
-"""What the script does by itself: ask for its checkpoint, report one, handle a preemption. What it does is
-left to it."""
+"""Which of Ray's calls the script makes: does it ask for its checkpoint, report one, handle a preemption?
+What it does itself is left to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lastcall.adapters.ray import internals
 log = logging.getLogger("lastcall")
 _ASKING = ("get_checkpoint", "get_all_reported_checkpoints")
 _NATIVE = "get_preemption_info"  # not before Ray 2.58
-_ATTRIBUTE = "_lastcall_flow"  # of Ray's train context
+_ATTRIBUTE = "_lastcall_api_use"  # of Ray's train context
 
 
-class Flow:
+class ApiUse:
     """In a train worker, from before its script starts."""
 
     def __init__(self, context: Any) -> None:
-        self.asked = False  # the script has asked for the checkpoint to start from
+        self.asked = False  # the script has asked for the checkpoint to resume from
         self.reported = False  # it has reported one, by whatever means
         self.native = False  # it handles a preemption itself
         self.found: Any = None  # the checkpoint that it could have asked for
@@ -28,13 +28,14 @@ class Flow:
         setattr(context, _ATTRIBUTE, self)
 
     @property
-    def own(self) -> bool:
-        """Whether a restart begins from what the script itself makes of its checkpoints: nothing of ours is
-        laid over that."""
+    def own_checkpoints(self) -> bool:
+        """Whether a restart begins with what the script makes of its own checkpoints: no state of ours is
+        restored over that."""
         return self.asked or self.reported or self.found is not None
 
     def begin(self) -> None:
-        """After what the last incarnation left was put in the place of the checkpoint."""
+        """After the uncommitted checkpoint of the last incarnation, if there is one, has become that of the
+        context."""
         self.found = self._context.checkpoint
         for name in _ASKING:
             real = getattr(self._context, name, None)
@@ -45,7 +46,7 @@ class Flow:
             setattr(internals.TrainFnUtils, _NATIVE, self._handling(self._former))
 
     def look(self, frame: FrameType | None) -> None:
-        """At the first step: a function of the script that will look for a preemption may not have come to it
+        """At the first step: a function of the script that will look for a preemption may not have done so
         yet."""
         while frame is not None:
             if (
@@ -59,29 +60,27 @@ class Flow:
         if not self.native and self._former is not None:
             self.native = True
             log.info(
-                "The script handles a preemption itself (ray.train.get_preemption_info): its own save "
-                "is left to it"
+                "The script handles a preemption itself (ray.train.get_preemption_info): lastcall leaves the "
+                "save to it"
             )
 
-    def remark(self, *, saves: bool) -> None:
-        """At the first step. `saves`: the script makes checkpoints. Work that was saved is never silently
-        started over."""
+    def warn(self, *, saves: bool) -> None:
+        """At the first step. `saves`: the script makes checkpoints. Training that was saved is never silently
+        started from scratch."""
         if self.asked:
             return
         if self.found is not None:
             log.warning(
                 "This run has a checkpoint (%s), and the script has not asked for it: it starts from "
-                "scratch. Call "
-                "ray.train.get_checkpoint() in the train function, and load what it returns before the first "
-                "step",
+                "scratch. Call ray.train.get_checkpoint() in the train function, and load what it returns "
+                "before the first step",
                 self.found.path,
             )
         elif saves:
             log.warning(
                 "The script reports checkpoints, and has not asked for one: after a preemption it would "
-                "start from scratch. Call "
-                "ray.train.get_checkpoint() in the train function, and load what it returns before the first "
-                "step"
+                "start from scratch. Call ray.train.get_checkpoint() in the train function, and load what it "
+                "returns before the first step"
             )
 
     def end(self) -> None:
@@ -106,6 +105,6 @@ class Flow:
         return handling
 
 
-def of(context: Any) -> Flow | None:
+def of(context: Any) -> ApiUse | None:
     """That of this process, if it is a train worker that is protected."""
     return getattr(context, _ATTRIBUTE, None)

@@ -11,8 +11,8 @@ import pytest
 
 from helpers.ranks.thread_ranks import at_once
 from lastcall import errors
-from lastcall.adapters.accelerate import company as companies
-from lastcall.adapters.accelerate.company import Company
+from lastcall.adapters.accelerate import participants
+from lastcall.adapters.accelerate.participants import Participants
 from lastcall.core.store.memory import MemoryStore
 
 
@@ -20,23 +20,23 @@ def nothing() -> None: ...
 
 
 def saves(
-    company: Company, write: Callable[[], None] = nothing, publish: Callable[[], None] = nothing
+    ranks: Participants, write: Callable[[], None] = nothing, publish: Callable[[], None] = nothing
 ) -> str:
-    meeting = company.meet()
-    if meeting is None:
+    group = ranks.gather()
+    if group is None:
         return "in place"
-    meeting.take_part(write, publish)
-    return meeting.token
+    group.take_part(write, publish)
+    return group.token
 
 
 @pytest.fixture
-def two() -> list[Company]:
+def two() -> list[Participants]:
     store = MemoryStore()
-    return [Company(rank, 2, store.clone()) for rank in range(2)]
+    return [Participants(rank, 2, store.clone()) for rank in range(2)]
 
 
 def test_what_all_ranks_write_is_published_once_after_the_last_of_them(
-    two: list[Company], tmp_path: Path
+    two: list[Participants], tmp_path: Path
 ) -> None:
     published: list[list[str]] = []
 
@@ -53,17 +53,17 @@ def test_what_all_ranks_write_is_published_once_after_the_last_of_them(
 
 
 def test_one_that_comes_alone_is_not_kept_waiting_twice(
-    two: list[Company], monkeypatch: pytest.MonkeyPatch
+    two: list[Participants], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(companies, "_PATIENCE", 0.05)
+    monkeypatch.setattr(participants, "_PATIENCE", 0.05)
     assert saves(two[0]) == "in place"
-    monkeypatch.setattr(companies, "_PATIENCE", 1e9)
+    monkeypatch.setattr(participants, "_PATIENCE", 1e9)
     assert saves(two[0]) == "in place"
     assert saves(two[1]) == "in place"  # who comes later finds it decided
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_part_that_cannot_be_written_leaves_nothing_published(two: list[Company], rank: int) -> None:
+def test_a_part_that_cannot_be_written_leaves_nothing_published(two: list[Participants], rank: int) -> None:
     def fail() -> None:
         raise OSError("no space")
 
@@ -77,7 +77,7 @@ def test_a_part_that_cannot_be_written_leaves_nothing_published(two: list[Compan
     assert isinstance(results[1 - rank], errors.SaveError)
 
 
-def test_a_call_behind_a_condition_on_the_rank_is_one_ranks_own(two: list[Company]) -> None:
+def test_a_call_behind_a_condition_on_the_rank_is_one_ranks_own(two: list[Participants]) -> None:
     def here() -> FrameType:
         return sys._getframe(1)
 
@@ -91,4 +91,4 @@ def test_a_call_behind_a_condition_on_the_rank_is_one_ranks_own(two: list[Compan
 
 
 def test_one_process_is_always_alone() -> None:
-    assert saves(Company()) == str(os.getpid())
+    assert saves(Participants()) == str(os.getpid())
