@@ -133,7 +133,7 @@ def emitted() -> dict[str, list[str]]:
                     found[kind].update(
                         (str(each.value), None) for each in keys if isinstance(each, ast.Constant)
                     )
-    return {kind: list(fields) for kind, fields in found.items()}
+    return {kind: sorted(fields) for kind, fields in found.items()}
 
 
 def events() -> Iterator[str]:
