@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full test-all matrix lint house bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
+.PHONY: demo test test-full test-all matrix lint house docs wheel bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt src/lastcall/auto/lastcall-auto.pth
@@ -66,8 +66,20 @@ e2e-kube: env
 	$(BIN)/python tests/helpers/kube/build.py
 	$(BIN)/python -m pytest tests/kube
 
+$(VENV)/.made-docs: $(VENV)/.made requirements-docs.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r requirements-docs.txt
+	touch $@
+
+# The site, in site/; every warning is an error. Nothing of it is loaded from another host.
+docs: $(VENV)/.made-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The sdist and the wheel, in dist/: checked, and the wheel tried in an environment of its own.
+wheel: $(VENV)/.made-docs
+	$(BIN)/python tools/wheel.py
+
 bench: $(VENV)/.made-ray
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) .venv-matrix build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-matrix build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

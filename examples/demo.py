@@ -1,7 +1,7 @@
 """Trains examples/train.py twice: once in peace, once taken away again and again, and compares the two bit
 for bit.
 
-    python examples/demo.py [--seed N]
+    python examples/demo.py [--seed N] [--keep FOLDER]
 
 The second run is hit by a SIGTERM to its process, one during a periodic save, one inside a long evaluation,
 one to its whole process group, and by a SIGKILL, each at a random moment, and is started again after each.
@@ -10,6 +10,7 @@ one to its whole process group, and by a SIGKILL, each at a random moment, and i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -236,9 +237,11 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=int.from_bytes(os.urandom(2), "big"), help="of the random moments"
     )
+    parser.add_argument("--keep", metavar="FOLDER", help="leave the checkpoints, events and logs there")
     args = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lastcall-demo-") as name:
+    with contextlib.ExitStack() as stack:
+        name = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="lastcall-demo-"))
         folder = Path(name)
         print(f"1. Training {STEPS} steps in peace, without lastcall ...", flush=True)
         pace = reference(folder)

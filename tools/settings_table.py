@@ -1,9 +1,9 @@
-"""The tables of settings in docs/guide.md, made from src/lastcall/settings: one row a field, with the
-sentence that stands under it.
+"""The tables of settings in docs/reference/settings.md, made from src/lastcall/settings: one row a field,
+with the sentence that stands under it.
 
 python tools/settings_table.py            print the tables
-python tools/settings_table.py --write    put them into docs/guide.md, between the two markers
-python tools/settings_table.py --check    fail if the guide has others
+python tools/settings_table.py --write    put them into that page, between the two markers
+python tools/settings_table.py --check    fail if it has others
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from lastcall import settings  # noqa: E402 - this checkout's, whichever one is installed
 from lastcall.settings import configurations  # noqa: E402
 
-GUIDE = ROOT / "docs" / "guide.md"
+GUIDE = ROOT / "docs" / "reference" / "settings.md"
 BEGIN = "<!-- settings: python tools/settings_table.py --write -->"
 END = "<!-- /settings -->"
 TABLES = (("JITCheckpointConfig", settings.JIT), ("PeriodicCheckpointConfig", settings.PERIODIC))
@@ -61,7 +61,7 @@ def _table(name: str, rows: Sequence[settings.Setting], lines: dict[str, str]) -
 
 def _row(row: settings.Setting, line: str) -> str:
     if page := PAGES.get(row.field):
-        line = f"{line} See [{page.partition('#')[0]}]({page})."
+        line = f"{line} See [{page.partition('#')[0]}](../{page})."
     line = line.replace("|", r"\|")
     variables = ", ".join(f"`{variable}`" for variable in (row.variable, row.alias) if variable)
     return f"| `{row.field}` | {variables} | {_shown(row.default)} | {line} |"
@@ -87,9 +87,9 @@ def replaced(text: str, made: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="The tables of settings in docs/guide.md.")
-    parser.add_argument("--write", action="store_true", help="put them into docs/guide.md")
-    parser.add_argument("--check", action="store_true", help="fail if docs/guide.md has others")
+    parser = argparse.ArgumentParser(description="The tables of settings in docs/reference/settings.md.")
+    parser.add_argument("--write", action="store_true", help="put them into that page")
+    parser.add_argument("--check", action="store_true", help="fail if it has others")
     args = parser.parse_args(arguments)
     if not (args.write or args.check):
         sys.stdout.write(tables() + "\n")
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         GUIDE.write_text(wanted, encoding="utf-8")
     elif wanted != text:
         sys.stderr.write(
-            "docs/guide.md has other settings than src/lastcall/settings: python "
+            "docs/reference/settings.md has other settings than src/lastcall/settings: python "
             "tools/settings_table.py --write\n"
         )
         return 1

@@ -62,9 +62,9 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(home)
     except ModuleNotFoundError as error:
         if error.name in ("torch", "numpy"):
-            raise ImportError(
-                f"lastcall.{name} needs {error.name}. Install it with: pip install 'lastcall[torch]'"
-            ) from error
+            from lastcall import installing
+
+            raise ImportError(installing.missing(f"lastcall.{name}", error.name, "torch")) from error
         raise
     return getattr(module, name)
 

@@ -10,14 +10,14 @@ dcp.load(state_dict, storage_reader=Reader("checkpoints/step-1000"))
 
 from __future__ import annotations
 
+from lastcall import installing
+
 try:
     from lastcall.adapters.torch.dcp.reader import Reader, to_torch_save
     from lastcall.adapters.torch.dcp.writer import Writer
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "numpy"):
         raise
-    raise ImportError(
-        f"lastcall.dcp needs {error.name}. Install it with: pip install 'lastcall[torch]'"
-    ) from error
+    raise ImportError(installing.missing("lastcall.dcp", error.name, "torch")) from error
 
 __all__ = ["Reader", "Writer", "to_torch_save"]

@@ -6,11 +6,13 @@ output_dir="pvc://shared/checkpoints"))
 
 from __future__ import annotations
 
+from lastcall import installing
+
 try:
     import kubeflow.trainer  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"lastcall.kubeflow needs Kubeflow's SDK ({error}). Install it: pip install 'lastcall[kubeflow]'"
+        installing.missing("lastcall.kubeflow", f"Kubeflow's SDK ({error})", "kubeflow")
     ) from error
 
 from lastcall.adapters.kubeflow import patch

@@ -1,4 +1,5 @@
-"""The loops of docs/guide.md, copied as they stand: preempted, resumed, and the same as undisturbed."""
+"""The loops of docs/guide.md and of README.md, copied as they stand: preempted, resumed, and the same as
+undisturbed."""
 
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ import pytest
 from helpers.processes import interruption_chain as chain
 from helpers.processes.forkserver import ROOT, Child, Nursery
 
-LOOPS = re.findall(
-    r"^```python\n(.*?)^```", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE | re.DOTALL
-)[:3]
+
+def python_of(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+GUIDE = python_of(ROOT / "docs" / "guide.md")
+LOOPS, (CARRY, CONFIGURED) = GUIDE[:3], GUIDE[3:]
 SETTING = """
 import copy, os, signal, torch, lastcall
 from torch.utils.data import DataLoader, TensorDataset
@@ -67,5 +72,40 @@ def test_f4_a_loop_of_the_guide_copied_as_it_stands_resumes_the_same(
     whole = lived(nursery, tmp_path / "whole", LOOPS[number])
     lived(nursery, tmp_path / "cut", LOOPS[number], STOP="8")
     again = lived(nursery, tmp_path / "cut", LOOPS[number])
+    assert again.lines() == whole.lines()
+    assert "WARNING" not in again.log() + whole.log()
+
+
+def test_the_other_blocks_of_the_guide_resume_the_same(nursery: Nursery, tmp_path: Path) -> None:
+    """`run.carry` in a loop of its own, and the settings of the run that it stands in."""
+    head, tail = CONFIGURED.rsplit("    ...\n", 1)
+    loss = "    loss = model(torch.rand(4, 1)).square().mean().item()\n"
+    inside = textwrap.indent(CARRY.replace("    ...\n", f"    ...\n{loss}"), "    ")
+    block = f"import math\n{head}{inside}{tail}print('best', state.best)\n".replace(
+        "kill_wait=5", "kill_wait=0"
+    )
+    whole = lived(nursery, tmp_path / "whole", block)
+    lived(nursery, tmp_path / "cut", block, STOP="8")
+    again = lived(nursery, tmp_path / "cut", block)
+    assert again.lines() == whole.lines()
+
+
+def test_the_ten_lines_of_the_readme_resume_the_same(nursery: Nursery, tmp_path: Path) -> None:
+    (block,) = python_of(ROOT / "README.md")
+    named = (
+        "optimizer = opt\n"
+        "loader = DataLoader(torch.arange(16.0).reshape(-1, 1), batch_size=4, shuffle=True)\n"
+    )
+    stop = """            if run.step == int(os.environ.get("STOP", -1)) and run.resumed is None:
+                os.kill(os.getpid(), signal.SIGTERM)
+                while not run.stopping:
+                    pass
+"""
+    report = "            run.report(loss=loss)\n"
+    assert report in block
+    block = named + block.replace(report, report + stop)
+    whole = lived(nursery, tmp_path / "whole", block)
+    lived(nursery, tmp_path / "cut", block, STOP="6")
+    again = lived(nursery, tmp_path / "cut", block)
     assert again.lines() == whole.lines()
     assert "WARNING" not in again.log() + whole.log()

@@ -134,8 +134,7 @@ def parse(data: bytes) -> Manifest:
     if isinstance(document, dict) and type(document.get("format")) is int and document["format"] != FORMAT:
         raise FormatError(
             f"{NAME} has another format ({document['format']}) than {FORMAT}. Was it written by a newer "
-            "lastcall? "
-            "Then: pip install --upgrade lastcall"
+            "lastcall? Then install that one"
         )
     if (
         not isinstance(document, dict)

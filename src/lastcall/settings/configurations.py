@@ -3,7 +3,7 @@ environment, else the default. Text and proper values go through the same parser
 which only knows text works too, and "false" is never true.
 
 The sentence under each field says what it does: `python tools/settings_table.py --write` copies it into
-docs/guide.md.
+docs/reference/settings.md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lastcall import errors, settings
+from lastcall import errors, installing, settings
 from lastcall.storage.daemons import Daemons
 from lastcall.storage.files import Moved, nothing
 
@@ -51,7 +51,7 @@ class Bucket:
             from s3transfer.futures import NonThreadedExecutor  # type: ignore[import-untyped]
             from s3transfer.manager import TransferManager  # type: ignore[import-untyped]
         except ImportError as error:
-            settings.fail(f"{self.url}: boto3 is missing ({error}). Install it: pip install 'lastcall[s3]'")
+            settings.fail(installing.missing(self.url, f"boto3 ({error})", "s3"))
         self._errors: tuple[type[Exception], ...] = (
             botocore.exceptions.BotoCoreError,
             botocore.exceptions.ClientError,

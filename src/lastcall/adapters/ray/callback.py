@@ -18,6 +18,7 @@ from ray.train.v2._internal.execution.callback import (
     WorkerGroupCallback,
 )
 
+from lastcall import __version__, installing
 from lastcall import script as scripts
 from lastcall.adapters.ray.controller import Controller
 from lastcall.adapters.ray.never_raise import never_raises
@@ -34,10 +35,10 @@ def rebuild(home, name, values):
         from ray.train.v2._internal.execution.callback import WorkerCallback
         sys.stderr.write(
             "lastcall: this run is not protected: lastcall cannot be used in this process (%s: %s). "
-            "Install it on every node of the cluster: pip install lastcall\\n" % (type(error).__name__, error)
+            "Install it on every node of the cluster: WHEEL\\n" % (type(error).__name__, error)
         )
         return WorkerCallback()
-"""
+""".replace("WHEEL", installing.wheel(__version__))
 
 
 def reduced(kind: type, values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,11 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lastcall import errors, settings
+from lastcall import errors, installing, settings
 from lastcall.cli.kube import files, jobs
 from lastcall.kube.inject import package_volume
 
-_INSTALL = "python3 -m pip install 'lastcall[kube]'"
 _EXAMPLES = """
 examples:
   lastcall kube manifest | kubectl apply -f -             # install the webhook; then annotate jobs with
@@ -104,7 +103,7 @@ def webhook(args: argparse.Namespace) -> int:
     try:
         from lastcall.kube.webhook import logs, server, tls
     except ImportError as error:
-        raise errors.LastcallError(f"the webhook needs {error.name}. Install it with: {_INSTALL}") from None
+        raise errors.LastcallError(installing.missing("the webhook", str(error.name), "kube")) from None
     from lastcall.kube.inject.inject import InjectOptions
 
     source = _source(args, tls)

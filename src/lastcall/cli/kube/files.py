@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lastcall
-from lastcall import errors, settings
+from lastcall import errors, installing, settings
 from lastcall.cli import output
 from lastcall.kube.inject import annotations as noted
 from lastcall.kube.inject import inject as injecting
@@ -23,7 +23,6 @@ from lastcall.kube.inject.annotations import AnnotationError
 from lastcall.kube.inject.draft import applied, at
 from lastcall.kube.inject.inject import Injection
 
-_INSTALL = "python3 -m pip install 'lastcall[kube]'"
 _IMAGE = f"lastcall:{lastcall.__version__}"
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
@@ -294,5 +293,5 @@ def _formats() -> Any:
     try:
         from lastcall.kube.install import formats
     except ImportError as error:
-        raise errors.LastcallError(f"this command needs {error.name}. Install it with: {_INSTALL}") from None
+        raise errors.LastcallError(installing.missing("this command", str(error.name), "kube")) from None
     return cast(Any, formats)

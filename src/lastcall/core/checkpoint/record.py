@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lastcall import __version__, errors
+from lastcall import __version__, errors, installing
 from lastcall.core.engine import digest
 from lastcall.storage import errnos
 from lastcall.types import FileRecord, Kind
@@ -177,15 +177,12 @@ def _is_newer(body: dict[str, Any]) -> bool:
 def _remedy(body: dict[str, Any], found: int) -> str:
     if version := _version(body):
         return (
-            f"It was written by lastcall {version}, which reads it: pip install 'lastcall=={version}' (or a "
-            "newer lastcall)"
+            f"It was written by lastcall {version}, which reads it: {installing.wheel(version)} "
+            "(or a newer lastcall)"
         )
     if found < FORMAT:
-        return (
-            "It was written by an older lastcall: install the version that the run began with (pip install "
-            "'lastcall<VERSION')"
-        )
-    return "It was written by a newer lastcall: pip install --upgrade lastcall"
+        return "It was written by an older lastcall: install the version that the run began with"
+    return "It was written by a newer lastcall: install that one"
 
 
 def read_regular(path: Path, largest: int) -> bytes:

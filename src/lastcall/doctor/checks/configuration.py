@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
-from lastcall import errors, settings
+from lastcall import errors, installing, settings
 from lastcall.doctor import finding
 from lastcall.doctor.finding import Finding
 from lastcall.launch.shell.commandline import Launch
@@ -209,7 +209,7 @@ def check_versions(found: Mapping[str, str | None]) -> Iterator[Finding]:
             finding.warning(
                 "versions",
                 f"torch {torch} is older than the oldest supported version",
-                "pip install 'torch>=2.4'",
+                installing.extra("torch"),
             )
         )
     yield from problems

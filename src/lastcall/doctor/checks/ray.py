@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lastcall import settings
+from lastcall import installing, settings
 from lastcall.adapters.ray.driver import run_name, versions
 from lastcall.doctor import finding
 from lastcall.doctor.checks import storage
@@ -69,7 +69,7 @@ def check_version(version: str | None) -> Finding:
         return finding.risk(
             "ray",
             "Ray is used, but not installed here: no script can be protected",
-            "pip install 'ray[train]'",
+            installing.extra("ray"),
             version=None,
         )
     remark = versions.remark(version)

@@ -30,7 +30,7 @@ def test_where_lastcall_is_not_installed_the_copy_does_nothing_and_says_so(
     copy = cloudpickle.loads(data)
     assert type(copy) is WorkerCallback and not isinstance(copy, ControllerCallback)
     assert copy.after_init_train_context() is None
-    assert "pip install lastcall" in capsys.readouterr().err
+    assert "on every node of the cluster: python3 -m pip install lastcall-" in capsys.readouterr().err
 
 
 def test_where_the_ranks_meet_travels_from_the_controller_to_the_workers() -> None:

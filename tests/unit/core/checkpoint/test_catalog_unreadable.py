@@ -145,8 +145,7 @@ OTHERS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "newer": (lambda body: body.update(format=2), "is of format 2, and lastcall .* reads format 1"),
     "newer, with its version": (
         lambda body: body.update(format=7, version="3.1.0"),
-        r"pip install "
-        r"'lastcall==3\.1\.0'",
+        r"pip install lastcall-3\.1\.0-py3-none-any\.whl",
     ),
     "older": (lambda body: body.update(format=0, version=""), "older lastcall"),
     "a field more": (lambda body: body.update(shards=[]), "does not know what it says .shards"),
