@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from helpers import annealing
-from helpers.annealing import annealed
-from helpers.pipelines import BATCHES, forever, learn, loader, parts, protect, shape
+from helpers.data.annealing import annealed
+from helpers.data.pipelines import BATCHES, forever, learn, loader, parts, protect, shape
 
 KILLS = (5, BATCHES + 5)
 STEPS = 2 * BATCHES
