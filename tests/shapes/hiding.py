@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from helpers import annealing
+from helpers.data import annealing
 from helpers.data.annealing import annealed
 from helpers.data.pipelines import BATCHES, forever, learn, loader, parts, protect, shape
 
