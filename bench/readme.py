@@ -40,7 +40,7 @@ HEADLINES = {  # what README.md says of these rows; the rest of a line is taken 
 
 
 def seconds(method: dict[str, Any]) -> float:
-    return statistics.median(sample["seconds"] for sample in method["samples"])
+    return float(statistics.median(sample["seconds"] for sample in method["samples"]))
 
 
 def row(report: dict[str, Any]) -> str:
@@ -65,7 +65,7 @@ def row(report: dict[str, Any]) -> str:
 
 def costs(found: list[dict[str, Any]]) -> list[str]:
     """What a step costs while nothing happens, in a sentence for each row of ours."""
-    rows = next(
+    rows: list[dict[str, Any]] = next(
         (report["rows"] for one in found for report in one["reports"] if report["name"] == "step"), []
     )
     own = [

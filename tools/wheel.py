@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if problems := bare(environment(scratch / "bare", str(wheel)), work):
             raise SystemExit("\n".join(problems))
         if args.torch:
-            from helpers.docs import blocks  # type: ignore[import-not-found]  # of tests/
+            from helpers.docs import blocks  # of tests/
 
             programs = environment(scratch / "torch", "-c", str(ROOT / "constraints.txt"), f"{wheel}[torch]")
             blocks.run(ROOT / "docs" / "tutorial.md", work, programs)

@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     return found.hexdigest()
 
 
-def state() -> dict[str, object]:
+def state() -> dict[str, Any]:
     moments = {f"{n}.{key}": value for n, of in enumerate(opt.state.values()) for key, value in of.items()}
     values = {
         "weights": digest(model.state_dict()),
@@ -64,7 +65,7 @@ opt = torch.optim.AdamW(model.parameters(), 1e-2)
 sched = torch.optim.lr_scheduler.StepLR(opt, 4, gamma=0.5)
 rows = torch.arange(24.0 * 6).reshape(24, 6) / 100
 loader = DataLoader(TensorDataset(rows), batch_size=4, shuffle=True)
-extra = {"seen": 0, "names": {"a"}, "bytes": b"\x00\xff", "large": 2**70}
+extra: dict[str, Any] = {"seen": 0, "names": {"a"}, "bytes": b"\x00\xff", "large": 2**70}
 
 with lastcall.protect(
     directory, model=model, optimizer=opt, scheduler=sched, data=loader, extra=extra, best=(1, 2.5)

@@ -23,7 +23,8 @@ from bench import readme
 
 import lastcall
 from helpers.docs import blocks as doc_blocks
-from helpers.docs.blocks import PAGES, ROOT, Block
+from helpers.docs.blocks import PAGES, Block
+from helpers.processes.forkserver import ROOT
 from lastcall.cli import main as cli
 
 BLOCKS = [block for page in PAGES for block in doc_blocks.blocks(page)]
