@@ -20,7 +20,14 @@ from lastcall.auto import bootstrap, environment
 
 PROBE = Path(__file__).parent / "scripts" / "auto_probe.py"
 LOADED = ["lastcall", "lastcall.auto", "lastcall.auto.bootstrap", "lastcall.auto.imports"]
-WITH_TORCH = sorted([*LOADED, "lastcall.auto.attempts"])  # torch imports its own rendezvous, which is patched
+# torch imports its own rendezvous, which is patched
+PATCHED = [
+    "lastcall.auto.attempts",
+    "lastcall.core",
+    "lastcall.core.process",
+    "lastcall.core.process.patching",
+]
+WITH_TORCH = sorted([*LOADED, *PATCHED])
 ACTIVE = {"finders": 1, "modules": LOADED, "path": []}
 INERT = {"finders": 0, "modules": [], "path": []}
 OFF = ["", "0", "false", "No", " off "]

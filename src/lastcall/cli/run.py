@@ -160,6 +160,8 @@ def run(args: argparse.Namespace) -> int:
 
 def parsed(args: argparse.Namespace) -> LaunchOptions:
     """Raises ConfigError (exit code 78) where something is wrong."""
+    from lastcall.notices import sources
+
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
         settings.fail(
@@ -181,7 +183,7 @@ def parsed(args: argparse.Namespace) -> LaunchOptions:
         grace_given=origins["grace"] != "default",
         kill_after=None if args.kill_after is None else _seconds("--kill-after", args.kill_after),
         stop_file=args.stop_file,
-        cloud=_one_of("--cloud", args.cloud, launch_options.CLOUDS),
+        cloud=_one_of("--cloud", args.cloud, sources.CLOUDS),
         platform=_one_of("--platform", args.platform, ("auto", *platforms.NAMES)),
         exit_code=None if origins["exit_code"] == "default" else config.exit_code,
         restart=_one_of(

@@ -1,9 +1,9 @@
 """`lastcall drill --prove`: the command runs twice in scratch directories, once undisturbed and once with
 preemptions, and every named piece of its state is compared at the same steps.
 
-Both runs are witnessed (core.witness): each rank records the digests of its state at every boundary. What
-already differs before the first preemption differs from run to run, and says nothing about lastcall: it is
-left out of the comparison, or, where the state itself is concerned, nothing can be proved.
+Both runs are witnessed (core/proof/witness.py): each rank records the digests of its state at every boundary.
+What already differs before the first preemption differs from run to run, and says nothing about lastcall: it
+is left out of the comparison, or, where the state itself is concerned, nothing can be proved.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESTARTS = ("on-preempt", "on-failure", "never")
-CLOUDS = ("aws", "gcp", "azure", "auto", "none")
 
 
 @dataclass(frozen=True)

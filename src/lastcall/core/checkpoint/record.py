@@ -51,7 +51,7 @@ class Record:
     written: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     algorithm: str = digest.ALGORITHM
-    # why it is not exact although the whole state that was handed over is in it: see core.doubts
+    # why it is not exact although the whole state that was handed over is in it: see doubts.py
     doubt: str = ""
     version: str = __version__  # of lastcall; empty in records from before it was noted
 

@@ -28,7 +28,7 @@ _LEAST = 0.2  # seconds that a process has to end on its own, however late it is
 
 
 def code(notice: Notice, saved: bool, exit_code: int) -> int:
-    """The exit code after a notice was served; the table is in DESIGN.md."""
+    """The exit code after a notice was served; the table is in docs/reference/exit-codes.md."""
     if notice.signum == signal.SIGINT:
         return 128 + signal.SIGINT  # a user asked: no scheduler should restart the run, saved or not
     if saved:

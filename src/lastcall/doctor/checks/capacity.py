@@ -16,7 +16,7 @@ from lastcall.doctor.finding import Finding
 _COPIES = 2
 _SLACK = 4 * 1024 * 1024  # two copies of the description beside the tensors
 _DOCKER = 64 * 1024 * 1024  # /dev/shm of a container, unless it asks for more
-_SHARE = 0.8  # the share of available memory that a snapshot may take: core.snapshot
+_SHARE = 0.8  # the share of available memory that a snapshot may take: core/engine/snapshot.py
 
 
 def check_shared(jit: settings.JITCheckpointConfig, state: int | None) -> Finding:

@@ -22,8 +22,8 @@ def check_codes(launch: Launch) -> Iterator[Finding]:
     """A shell around the training may turn every exit code into 0, which means that training finished."""
     swallowed = False
     for script in launch.shells:
-        why = script.swallows()
-        if why is None:
+        lost = script.swallows()
+        if lost is None:
             continue
         swallowed = True
         training = script.training
@@ -32,7 +32,7 @@ def check_codes(launch: Launch) -> Iterator[Finding]:
         )
         yield finding.risk(
             "exit-code",
-            f"{where}: {why}. A run that was saved and stopped looks finished, and is not restarted",
+            f"{where}: {lost.why}. A run that was saved and stopped looks finished, and is not restarted",
             f"lastcall run -- {launch.text}, which keeps the code; or end the script with the training "
             "itself: exec ...",
             script=script.path,

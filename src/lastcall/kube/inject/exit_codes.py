@@ -18,10 +18,12 @@ def lost(obj: Any, container: Path) -> str | None:
     if not all(isinstance(word, str) for word in words):
         return None
     for script in commandline.understand(tuple(words), {}, files=False).shells:
-        why = script.swallows()
-        if why is not None:
-            why = why if len(why) <= _LONGEST else f"{why[: _LONGEST - 3]}..."
-            remedy = "start it with: set -o pipefail;" if "pipe" in why else "end it with: exec python ..."
+        swallowed = script.swallows()
+        if swallowed is not None:
+            why = swallowed.why if len(swallowed.why) <= _LONGEST else f"{swallowed.why[: _LONGEST - 3]}..."
+            remedy = (
+                "start it with: set -o pipefail;" if swallowed.in_pipe else "end it with: exec python ..."
+            )
             return (
                 f"{script.name}: {why}. A run that saved and exited then looks finished and is not "
                 f"restarted: {remedy}"

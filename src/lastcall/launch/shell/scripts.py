@@ -11,12 +11,18 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lastcall.launch.shell import outline
 from lastcall.launch.shell.outline import ShellCommand
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh"})
 _LARGEST = 1024 * 1024
+
+
+class LostExitCode(NamedTuple):
+    why: str
+    in_pipe: bool = False  # `set -o pipefail` would keep it
 
 
 @dataclass(frozen=True)
@@ -67,43 +73,43 @@ class ShellScript:
                 return True
         return False
 
-    def swallows(self) -> str | None:
+    def swallows(self) -> LostExitCode | None:
         """Why the training's exit code gets lost; None if it does not, or if that is unknown."""
         start = self._place
         if start is None or self.statements[start].conditional:
             return None
         return self._lost_after(start)
 
-    def _lost_after(self, index: int) -> str | None:
+    def _lost_after(self, index: int) -> LostExitCode | None:
         item = self.statements[index]
         rest = self.statements[index + 1 :]
         if item.joined == "|" and not self._set("", "pipefail"):
             end = next((other for other in rest if other.joined != "|"), item)
-            return f"its exit code is lost in a pipe: that of `{shlex.join(end.words)}` counts"
+            why = f"its exit code is lost in a pipe: that of `{shlex.join(end.words)}` counts"
+            return LostExitCode(why, in_pipe=True)
         if item.words[0] == "exec":
             return None
         leaves = any(
             other.words[0] in ("exit", "return", "false") and other.words[1:2] != ("0",) for other in rest
         )
         if item.joined == "||" and rest and not leaves:
-            return f"`|| {shlex.join(rest[0].words)}` turns every exit code into 0"
+            return LostExitCode(f"`|| {shlex.join(rest[0].words)}` turns every exit code into 0")
         if item.joined == "&":
             return self._lost_in_background(index, rest)
         while rest and item.joined in ("|", "||", "&&"):
             item, rest = rest[0], rest[1:]
         if not rest or leaves or self._set("e", "errexit"):
             return None
-        return (
-            f"the script continues afterwards and ends with the exit code of `{shlex.join(rest[-1].words)}`"
-        )
+        last = shlex.join(rest[-1].words)
+        return LostExitCode(f"the script continues afterwards and ends with the exit code of `{last}`")
 
-    def _lost_in_background(self, index: int, rest: Sequence[ShellCommand]) -> str | None:
+    def _lost_in_background(self, index: int, rest: Sequence[ShellCommand]) -> LostExitCode | None:
         for offset, other in enumerate(rest, index + 1):
             if other.words[0] == "wait":
                 if len(other.words) == 1:
-                    return "it runs in the background, and `wait` without a process answers 0"
+                    return LostExitCode("it runs in the background, and `wait` without a process answers 0")
                 return self._lost_after(offset)
-        return "it runs in the background, and nothing waits for it"
+        return LostExitCode("it runs in the background, and nothing waits for it")
 
 
 def _calls(statement: ShellCommand) -> bool:

@@ -15,7 +15,6 @@ from transformers.trainer_jit_checkpoint import JITCheckpointCallback as Theirs
 from lastcall import errors
 from lastcall.adapters.transformers import patch
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
-from lastcall.adapters.transformers.run import TrainerRun
 from lastcall.core.process import exits
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.shield import listening
@@ -266,8 +265,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
     return kind
 
 
+def noting() -> Any:
+    """What `pretend` has put in the place of TrainerRun."""
+    return vars(patch)["TrainerRun"]
+
+
 def made() -> list[Any]:
-    found: list[Any] = TrainerRun.made  # type: ignore[attr-defined]
+    found: list[Any] = noting().made
     return found
 
 
@@ -302,9 +306,7 @@ def test_theirs_stands_down_before_our_own_handler_is_installed(
 
     def ours(number: int, frame: object) -> None: ...
 
-    monkeypatch.setattr(
-        TrainerRun, "begin", lambda self, wanted: signal.signal(signal.SIGTERM, ours) and None
-    )
+    monkeypatch.setattr(noting(), "begin", lambda self, wanted: signal.signal(signal.SIGTERM, ours) and None)
     signal.signal(signal.SIGTERM, handler)
     theirs, trainer = Theirs(), pretend(callbacks=[JITCheckpointCallback()])
     theirs.set_trainer(SimpleNamespace(args=SimpleNamespace(enable_jit_checkpoint=True)))
@@ -348,7 +350,7 @@ def test_what_training_raises_comes_out_and_nothing_is_left_behind(
 
 def test_what_came_of_it_may_be_raised_instead(pretend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, first = pretend(), ConnectionError("the others have left")
-    monkeypatch.setattr(TrainerRun, "instead", errors.Preempted(75, "saved"))
+    monkeypatch.setattr(noting(), "instead", errors.Preempted(75, "saved"))
 
     def inside(resume: Any) -> None:
         raise first
@@ -366,7 +368,7 @@ def test_a_run_that_cannot_begin_leaves_nothing_behind(pretend: Any, monkeypatch
     def refuse(self: Any, wanted: Any) -> None:
         raise errors.BusyError("in use")
 
-    monkeypatch.setattr(TrainerRun, "begin", refuse)
+    monkeypatch.setattr(noting(), "begin", refuse)
     trainer = pretend()
     with pytest.raises(errors.BusyError):
         trainer.train()
@@ -439,7 +441,7 @@ def test_a_resumed_run_keeps_its_callbacks_and_does_not_evaluate_at_the_start_ag
         (trainer._evaluate(skip_scheduler=True), "_load_callback_state" in vars(trainer))
     )
     trainer.train()
-    monkeypatch.setattr(TrainerRun, "resumed", 5)
+    monkeypatch.setattr(noting(), "resumed", 5)
     trainer.train()
     assert found == [("evaluated", False), (None, True)]
     assert "_load_callback_state" not in vars(trainer)

@@ -3,9 +3,9 @@
 It is known by the name of its class, so that torchdata is imported only by those who use it. What is exact is
 what torchdata saves: the order of the samples and the state of objects that have one. Four things are set
 right here: the workers' random generators, and what objects without a state_dict() hold, come back as with a
-DataLoader (see `inside`, `held`); making an iterator from a loaded state draws from the training loop's
-generators, which an uninterrupted run does not do at that point; the generator of its sampler loses the draw
-of the workers' seed; and asking for the state before the first pass would start the workers.
+DataLoader (see worker_side.py, objects/held.py); making an iterator from a loaded state draws from the
+training loop's generators, which an uninterrupted run does not do at that point; the generator of its sampler
+loses the draw of the workers' seed; and asking for the state before the first pass would start the workers.
 
 A pass that was left with `break` counts as unfinished until the next one is begun: torchdata keeps the
 iterator alive.
