@@ -4,7 +4,10 @@ modules that the script imports."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
+import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -177,6 +180,97 @@ def global_of_a_module_that_is_imported() -> None:
         for _ in run.epochs(2):
             for batch in run.batches(data):
                 learn(batch, scale=annealing.annealed())
+
+
+_plain_executor: concurrent.futures.ThreadPoolExecutor | None = None
+_is_open = False
+
+
+def executor() -> concurrent.futures.ThreadPoolExecutor:
+    """Made at its first use, as a module of the script's own does: it cannot be saved, and the flag says it
+    is there."""
+    global _plain_executor, _is_open
+    if not _is_open:
+        _plain_executor = concurrent.futures.ThreadPoolExecutor(1)
+        _is_open = True
+    assert _plain_executor is not None
+    return _plain_executor
+
+
+@shape(kills=KILLS)
+def global_that_says_that_something_is_open() -> None:
+    data = loader()
+    with protect(data=data) as run:
+        for _ in run.epochs(2):
+            for batch in run.batches(data):
+                learn(batch, scale=executor().submit(math.cos, run.step).result())
+
+
+class Journal:
+    """Opened at the first line; counts its lines, which the script acts on."""
+
+    def __init__(self) -> None:
+        self.opened = False
+        self.file: Any = None
+        self.lines = 0
+
+    def write(self, line: object) -> None:
+        if not self.opened:
+            self.open()
+        self.file.write(f"{line}\n")
+        self.lines += 1
+
+    def open(self) -> None:
+        self.file, self.opened = open(os.devnull, "w"), True
+
+
+@shape(kills=KILLS)
+def attribute_that_says_that_something_is_open() -> None:
+    data, journal = loader(), Journal()
+    with protect(data=data) as run:
+        for _ in run.epochs(2):
+            for batch in run.batches(data):
+                learn(batch, scale=1 / (1 + 0.05 * journal.lines))
+                journal.write(run.step)
+
+
+@shape(kills=KILLS)
+def local_that_says_that_something_is_open() -> None:
+    data, file, opened, written = loader(), None, False, 0
+    with protect(data=data) as run:
+        for _ in run.epochs(2):
+            for batch in run.batches(data):
+                learn(batch, scale=1 / (1 + 0.05 * written))
+                if not opened:
+                    file = open(os.devnull, "w")
+                    opened = True
+                assert file is not None
+                written += file.write("x")
+
+
+class Touchy:
+    """Answers questions with errors."""
+
+    def __init__(self) -> None:
+        self.__dict__["values"] = {"a": 1}
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"what is {name}?")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("never the same")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@shape(kills=(8,))
+def object_that_answers_with_errors() -> None:
+    data, touchy = loader(), Touchy()
+    with protect(data=data) as run:
+        for _ in run.epochs(2):
+            for batch in run.batches(data):
+                learn(batch, scale=1 / touchy.__dict__["values"]["a"])
+                touchy.__dict__["values"]["a"] += 1
 
 
 def gentle() -> float:

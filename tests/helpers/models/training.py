@@ -109,16 +109,11 @@ def wait_for(name: str) -> None:
 
 def interrupt_first_pass(run: Run) -> None:
     """With INTERRUPT=1: the notice comes in the first pass of every incarnation, and is served at the end of
-    it."""
-    global _interrupted
-    if not _interrupted and os.environ.get("INTERRUPT") == "1" and run._driver is not None:
-        _interrupted = True
+    it. Not a global that says so: lastcall would bring it back."""
+    if run._driver is not None and os.environ.pop("INTERRUPT", "") == "1":
         os.kill(os.getpid(), signal.SIGTERM)
         while not run._driver.session.open:
             time.sleep(0.001)
-
-
-_interrupted = False
 
 
 def wait_until_saved(run: Run) -> None:

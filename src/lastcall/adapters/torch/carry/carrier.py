@@ -84,7 +84,7 @@ class Carrier:
         self._handed = Handed(self._state())
         if self.pending.get("tick"):
             self._put_back(list(self._chain(frame)), final=False, early=True)
-        self._scan(list(self._chain(frame)), anew=True)
+        self._looked(list(self._chain(frame)), anew=True)
 
     def leave(self) -> None:
         self._entered, self._thread = None, None
@@ -102,7 +102,7 @@ class Carrier:
                 self.pending = {}
         for key in self._fresh.keys(chain, self._entered):
             self._marks.pop(key, None)
-        self._scan(chain, anew=True)
+        self._looked(chain, anew=True)
 
     def ticked(self, frame: FrameType | None) -> None:
         """The first step of a loop of the script's own is over."""
@@ -142,7 +142,7 @@ class Carrier:
                 thorough = thorough or self._reads <= _OFTEN or not self._reads & (self._reads - 1)
                 began = time.thread_time()
                 chain = list(self._chain(sys._getframe(1)))
-                self._read = self._scan(chain, thorough=thorough)
+                self._read = self._looked(chain, thorough=thorough)
                 self._modes = {
                     owner.key: owner.value.training
                     for owner in self._owners
@@ -212,6 +212,18 @@ class Carrier:
             yield each
             if each is self._entered:
                 return
+
+    def _looked(self, chain: list[FrameType], *, anew: bool = False, thorough: bool = True) -> Saved:
+        """Objects of a script may answer anything; an error of theirs, or of ours, never costs the training
+        nor the weights."""
+        try:
+            return self._scan(chain, anew=anew, thorough=thorough)
+        except Exception as error:
+            log.debug("What the loop carries could not be read", exc_info=True)
+            self._doubts.add(
+                f"what the loop carries could not be read: {type(error).__name__}: {error}", _REMEDY
+            )
+            return {}
 
     def _scan(self, chain: list[FrameType], *, anew: bool = False, thorough: bool = True) -> Saved:
         """`anew`: look for owners everywhere, and not only where names have got other values since the last
@@ -306,7 +318,8 @@ class Carrier:
                 self._left.add(f"{place.key}: {name}")
                 continue
             if type(value) in values.PLAIN:
-                named[name] = value
+                if not self._is_guard(place, own, name):
+                    named[name] = value
                 continue
             if values.is_silent(value) or place.is_time(name, value):
                 if name in place.carried:
@@ -434,6 +447,8 @@ class Carrier:
         for name, value in owner.some(moving).items():
             if type(value) is float and owner.is_time(name, value):
                 continue
+            if self._is_guard(owner, owner.read(), name):
+                continue
             if self._drawn_again(owner.key, name, value):
                 found.pop(owner.key, None)  # what its name stood for when the loop began
                 continue
@@ -444,6 +459,20 @@ class Carrier:
                     self._doubt(f"`{owner.shown(name)}`", why)
         if taken:
             found[owner.key] = {**found.get(owner.key, {}), **taken}
+
+    def _is_guard(self, where: owners.Owner | places.Place, own: Mapping[str, Any], name: str) -> bool:
+        """Whether it says that something is open that a resumed script has to open again."""
+        return own[name] is True and where.is_guard(name, lambda other: self._is_lost(own, other))
+
+    def _is_lost(self, own: Mapping[str, Any], name: str) -> bool:
+        value = own.get(name)
+        if type(value) in values.PLAIN or values.is_silent(value) or self._handed(value):
+            return False
+        try:
+            self._savable(value)
+        except values.Unsavable:
+            return True
+        return False
 
     def _savable(self, value: Any) -> Any:
         if type(value) in values.PLAIN:

@@ -54,26 +54,26 @@ def _pairs(node: ast.AST) -> list[tuple[str, ast.expr]]:
             if isinstance(target, ast.Tuple) and len(target.elts) == len(node.value.elts)
         ]
         return [
-            (_last(each), value)
+            (last_name(each), value)
             for target in targets
             for each, value in zip(target.elts, node.value.elts, strict=True)
         ]
-    return [(_last(target), value) for target, value in assignments(node) if value is not None]
+    return [(last_name(target), value) for target, value in assignments(node) if value is not None]
 
 
-def _last(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _is_time(node: ast.expr, known: frozenset[str]) -> bool:
     if isinstance(node, ast.Call):
-        name = _last(node.func)
-        base = _last(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        name = last_name(node.func)
+        base = last_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
         return (name in _CLOCKS and base in ("", "time", "timeit")) or (
             name in _DATES and base in ("datetime", "date", "dt")
         )
     if isinstance(node, ast.Name | ast.Attribute):
-        return _last(node) in known
+        return last_name(node) in known
     if isinstance(node, ast.BinOp):
         return _is_time(node.left, known) or _is_time(node.right, known)
     return isinstance(node, ast.IfExp) and (_is_time(node.body, known) or _is_time(node.orelse, known))

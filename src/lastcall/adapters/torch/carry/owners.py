@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lastcall.adapters.torch.carry import classes, clocks, frames, movers, values
+from lastcall.adapters.torch.carry import classes, clocks, frames, guards, movers, values
 from lastcall.script.source import sources
 
 _DEPTH = 4
@@ -70,6 +70,10 @@ class Owner:
     def is_time(self, name: str, value: object) -> bool:
         return False
 
+    def is_guard(self, name: str, is_lost: Callable[[str], bool]) -> bool:
+        """Whether it says that something is open that is not saved."""
+        return False
+
 
 class Attributes(Owner):
     """Of an object, or of a class."""
@@ -114,6 +118,9 @@ class Attributes(Owner):
 
     def is_time(self, name: str, value: object) -> bool:
         return self._tree is not None and clocks.is_time(name, value, self._tree)
+
+    def is_guard(self, name: str, is_lost: Callable[[str], bool]) -> bool:
+        return self._tree is not None and guards.is_guard(name, self._tree, is_lost)
 
 
 class Inside(Owner):
@@ -196,6 +203,9 @@ class Globals(Owner):
 
     def is_time(self, name: str, value: object) -> bool:
         return clocks.is_time(name, value, self._tree)
+
+    def is_guard(self, name: str, is_lost: Callable[[str], bool]) -> bool:
+        return guards.is_guard(name, self._tree, is_lost)
 
 
 class Cells(Owner):

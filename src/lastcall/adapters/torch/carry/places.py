@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from lastcall.adapters.torch.carry import clocks, flow, frames
+from lastcall.adapters.torch.carry import clocks, flow, frames, guards
 from lastcall.script.source import sources
 from lastcall.script.source.scopes import Loop, below
 
@@ -55,6 +55,9 @@ class Place:
 
     def is_time(self, name: str, value: object) -> bool:
         return self.node is not None and clocks.is_time(name, value, self.node)
+
+    def is_guard(self, name: str, is_lost: Callable[[str], bool]) -> bool:
+        return self.node is not None and guards.is_guard(name, self.node, is_lost)
 
 
 def of(frame: FrameType) -> Place:
