@@ -162,7 +162,7 @@ def test_torch_is_imported_with_nothing_of_ours_but_its_rendezvous_until_torchru
     without, other = (run(sys.executable, "torch_only.py", env=env(), cwd=folder) for env in (outside, below))
     loaded = (
         "['lastcall', 'lastcall.auto', 'lastcall.auto.attempts', 'lastcall.auto.bootstrap', "
-        "'lastcall.auto.imports']"
+        "'lastcall.auto.imports', 'lastcall.core', 'lastcall.core.process', 'lastcall.core.process.patching']"
     )
     assert (without.returncode, other.returncode) == (0, 0), other.stderr
     assert without.stderr == other.stderr

@@ -144,10 +144,15 @@ def test_a_folder_whose_record_is_of_another_step_is_what_its_record_says(
 def test_a_notice_while_fetching_ends_it_and_leaves_the_directory_as_it_was(
     life: Life, other: Life, place: Watched
 ) -> None:
-    told: list[str] = []
-    place.hook = lambda operation, name: told.append(name) if operation == "fetch" else None
-    assert not other.start(lambda: bool(told))
-    assert told and not other.catalog.entries()
+    place.hook = held = mirrors.Held("fetch", "")
+
+    def noticed() -> bool:
+        if held.there.is_set():
+            held.let_go()
+        return held.there.is_set()
+
+    assert not other.start(noticed)
+    assert held.there.is_set() and not other.catalog.entries()
     assert not any(path.name.startswith("fetched") for path in other.catalog.staging.iterdir())
     assert other.start() and other.resumed == 5
 
