@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full test-all matrix lint house docs wheel bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
+.PHONY: demo test test-all test-slow matrix lint house docs wheel bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt src/lastcall/auto/lastcall-auto.pth
@@ -25,11 +25,11 @@ QUICK = tests/unit tests/property tests/conformance tests/house
 test: env
 	$(PYTEST) -m "quick and not slow" $(QUICK) $(shell grep -rl --include='test_*.py' 'mark\.smoke' tests)
 
-# What CI runs: all but the slow variants.
-test-full: env
+# What CI runs: everything but further variants of what is tested anyway, which are slow.
+test-all: env
 	$(PYTEST)
 
-test-all: env
+test-slow: env
 	$(PYTEST) -m "slow or not slow"
 
 # The quick tests on every Python from 3.11 to 3.14 that is found here, without a framework; MATRIX=--torch: with torch, too.

@@ -1,6 +1,6 @@
 """Every finding about Transformers' own just-in-time callback (and OpenShift AI's), played with theirs and
 with ours: theirs fails in the way that was found, ours has nothing to complain of. The table is printed at
-the end. `make test-all` plays theirs in full.
+the end. `make test-slow` plays theirs in full.
 
 Theirs is favoured: its kill wait of 3 s, which cannot be set, is as short here as ours.
 """
@@ -26,7 +26,7 @@ class Finding:
     about: tuple[str, ...]  # the kinds of complaint, any of which is the finding
     # what their column does; where both do the right thing, or chance decides, it is only written down
     theirs: str = FAILS
-    slow: bool = False  # theirs takes long, and is left to `make test-all`
+    slow: bool = False  # theirs takes long, and is left to `make test-slow`
     more: bool = False  # one more trial: ours is left to it as well
 
 

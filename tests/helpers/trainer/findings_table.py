@@ -11,7 +11,7 @@ Rows = dict[str, dict[str, str]]  # finding -> column -> what came of it
 
 _KEY = pytest.StashKey[Rows]()
 _OUTPUT = "findings"
-_NOT_RUN = "not run here (make test-all)"
+_NOT_RUN = "not run here (make test-slow)"
 
 
 def of(config: pytest.Config) -> Rows:
