@@ -419,7 +419,7 @@ HUNG = """
         def __del__(self):
             os.write(1, b"taken apart\\n")
 
-    objects.Folder.send = lambda *_, **__: time.sleep(1e6)
+    objects.FolderStore.send = lambda *_, **__: time.sleep(1e6)
     sys.last_of_all = Teardown()  # goes when the interpreter does
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
