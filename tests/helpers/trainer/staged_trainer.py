@@ -1,0 +1,43 @@
+"""A Trainer that goes as far as a test says: see helpers.core.staged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from transformers import Trainer, TrainingArguments
+
+from helpers.core.staged import quiet
+from helpers.models.staged_torch import TorchTraining
+from lastcall.adapters.transformers import patch
+from lastcall.adapters.transformers.callback import JITCheckpointCallback
+
+
+def fresh() -> type[Trainer]:
+    """Trainer as Hugging Face wrote it, patched for this training only."""
+    originals = {
+        name: getattr(getattr(Trainer, name), "_lastcall_original", getattr(Trainer, name))
+        for name in ("train", "__init__")
+    }
+    kind = type("Fresh", (Trainer,), originals)
+    patch.apply(kind, everywhere=False)
+    return kind
+
+
+class TrainerTraining(TorchTraining):
+    def live(self) -> Mapping[str, object]:
+        return {name: value for name, value in super().live().items() if name != "mean"}
+
+    def train(self) -> None:
+        arguments = TrainingArguments(
+            output_dir=str(self.root), max_steps=100, per_device_train_batch_size=2, save_strategy="no",
+            report_to="none", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,
+            logging_strategy="no", remove_unused_columns=False, max_grad_norm=0.0,
+        )  # fmt: skip
+        trainer = fresh()(
+            model=self.net,
+            args=arguments,
+            train_dataset=[{"x": row} for (row,) in self.data],
+            optimizers=(self.optimizer, self.scheduler),
+            callbacks=[JITCheckpointCallback(quiet())],
+        )
+        trainer.train()
