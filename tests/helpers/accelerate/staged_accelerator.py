@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
 import lastcall
 from helpers.core.staged import quiet
-from helpers.models.staged_torch import TorchTraining
+from helpers.models.staged_torch import TorchTraining, follow
 
 
 class AcceleratorLoop(TorchTraining):
     def train(self) -> None:
         accelerator = Accelerator(cpu=True)
         loader = DataLoader(self.data, batch_size=2, shuffle=True)
-        net, optimizer, scheduler, batches = accelerator.prepare(
-            self.net, self.optimizer, self.scheduler, loader
-        )
-        with lastcall.protect(
-            self.root, accelerator=accelerator, config=quiet(), mean=self.mean
-        ) as run:
-            for _ in run.epochs(100):
-                for (batch,) in run.batches(batches):
-                    loss = net(batch)["loss"]
-                    accelerator.backward(loss)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    self.mean.add_(batch.mean())
-                    run.report(loss=loss)
-                    scheduler.step()
+        prepared = accelerator.prepare(self.net, self.optimizer, self.scheduler, loader)
+        _loop(self.root, accelerator, *prepared, self.mean)
+
+
+def _loop(
+    root: Path, accelerator: Any, net: Any, optimizer: Any, scheduler: Any, loader: Any, mean: torch.nn.Linear
+) -> None:
+    """A script's: its variables are carried, and none is the test's."""
+    with lastcall.protect(root, accelerator=accelerator, config=quiet(), mean=mean) as run:
+        for _ in run.epochs(100):
+            for (batch,) in run.batches(loader):
+                loss = net(batch)["loss"]
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                follow(mean, batch)
+                run.report(loss=loss)
+                scheduler.step()

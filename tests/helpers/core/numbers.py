@@ -166,6 +166,8 @@ def _memory(values: array[float]) -> memory.HostMemory:
 class NumbersLoop(Staged):
     """The loop around them, and a session."""
 
+    reports = frozenset({"sum"})
+
     def __init__(self, root: Path, **how: Any) -> None:
         super().__init__(root, **how)
         drawn = random.Random(self.seed)

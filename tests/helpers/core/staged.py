@@ -46,8 +46,9 @@ def reach(place: str) -> None:
 def quiet() -> JITCheckpointConfig:
     """Nothing but what a test asks for: no signals, and no save where the training is ended."""
     return JITCheckpointConfig(
-        enabled=True, signals=(), kill_wait=0.0, spare=False, huge_pages=False, threads=1, on_error="leave"
-    )
+        enabled=True, signals=(), kill_wait=0.0, spare=False, huge_pages=False, threads=1, on_error="leave",
+        run_id="staged",
+    )  # fmt: skip
 
 
 class Staged(abc.ABC):
@@ -57,6 +58,8 @@ class Staged(abc.ABC):
     subject: Subject
     session: Session
     context: RunContext
+    epochs = True  # the end of an epoch is a boundary
+    reports: frozenset[str] = frozenset()  # the metrics that it reports
 
     def __init__(
         self, root: Path, *, seed: int = 0, wide: bool = False, joined: Path | None = None, rank: int = 0

@@ -52,6 +52,8 @@ class Decay(torch.optim.lr_scheduler.StepLR):
 class TorchTraining(Staged):
     """What each of them has before its loop."""
 
+    reports = frozenset({"loss"})
+
     def __init__(self, root: Path, **how: Any) -> None:
         super().__init__(root, **how)
         random.seed(self.seed), np.random.seed(self.seed)
@@ -62,7 +64,7 @@ class TorchTraining(Staged):
     def build(self) -> None:
         self.optimizer = Adam(self.net.parameters(), lr=0.1)
         self.scheduler = Decay(self.optimizer, 3)
-        self.mean = torch.zeros(5 if self.wide else 3)
+        self.mean = torch.nn.Linear(5 if self.wide else 3, 1)  # no optimizer has it
         self.data = TensorDataset(torch.arange(4.0 * ROWS).reshape(ROWS, 4) / ROWS)
 
     def live(self) -> Mapping[str, object]:
@@ -70,7 +72,7 @@ class TorchTraining(Staged):
             "model": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "mean": self.mean,
+            "mean": self.mean.state_dict(),
         }
 
     def be(self, rank: int, size: int) -> None:
@@ -78,20 +80,37 @@ class TorchTraining(Staged):
         self.subject.together.among(rank, size)
 
 
+def follow(mean: torch.nn.Linear, batch: torch.Tensor) -> None:
+    with torch.no_grad():
+        mean.weight.mul_(0.9).add_(batch.mean())
+
+
 class PlainLoop(TorchTraining):
     def train(self) -> None:
-        loader = DataLoader(self.data, batch_size=2, shuffle=True)
-        state = {"model": self.net, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        with lastcall.protect(self.root, config=quiet(), **state, data=loader, mean=self.mean) as run:
-            for _ in run.epochs(100):
-                for (batch,) in run.batches(loader):
-                    loss = self.net(batch)["loss"]
-                    loss.backward()
-                    self.optimizer.step()
-                    self.optimizer.zero_grad()
-                    self.mean.add_(batch.mean())
-                    run.report(loss=loss)
-                    self.scheduler.step()
+        _loop(self.root, self.net, self.optimizer, self.scheduler, self.mean, self.data)
+
+
+def _loop(
+    root: Path,
+    net: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Decay,
+    mean: torch.nn.Linear,
+    data: TensorDataset,
+) -> None:
+    """A script's: its variables are carried, and none is the test's."""
+    loader = DataLoader(data, batch_size=2, shuffle=True)
+    state = {"model": net, "optimizer": optimizer, "scheduler": scheduler, "mean": mean, "data": loader}
+    with lastcall.protect(root, config=quiet(), **state) as run:
+        for _ in run.epochs(100):
+            for (batch,) in run.batches(loader):
+                loss = net(batch)["loss"]
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                follow(mean, batch)
+                run.report(loss=loss)
+                scheduler.step()
 
 
 class ShardedLoop(PlainLoop):

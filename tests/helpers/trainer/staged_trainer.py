@@ -8,7 +8,7 @@ from transformers import Trainer, TrainingArguments
 
 from helpers.core.staged import quiet
 from helpers.models.staged_torch import TorchTraining
-from lastcall.adapters.transformers import patch
+from lastcall.adapters.transformers import calls, patch
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
 
 
@@ -24,6 +24,9 @@ def fresh() -> type[Trainer]:
 
 
 class TrainerTraining(TorchTraining):
+    epochs = False
+    reports: frozenset[str] = frozenset()  # Trainer's own metrics are told where it saves
+
     def live(self) -> Mapping[str, object]:
         return {name: value for name, value in super().live().items() if name != "mean"}
 
@@ -31,7 +34,7 @@ class TrainerTraining(TorchTraining):
         arguments = TrainingArguments(
             output_dir=str(self.root), max_steps=100, per_device_train_batch_size=2, save_strategy="no",
             report_to="none", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,
-            logging_strategy="no", remove_unused_columns=False, max_grad_norm=0.0,
+            logging_strategy="no", remove_unused_columns=False, max_grad_norm=0.0, seed=self.seed,
         )  # fmt: skip
         trainer = fresh()(
             model=self.net,
@@ -40,4 +43,7 @@ class TrainerTraining(TorchTraining):
             optimizers=(self.optimizer, self.scheduler),
             callbacks=[JITCheckpointCallback(quiet())],
         )
-        trainer.train()
+        try:
+            trainer.train()
+        finally:
+            calls.not_over(self.root)  # the next one is of a restarted process
