@@ -23,6 +23,7 @@ from helpers.ranks.thread_ranks import PATIENCE
 from helpers.trainer.staged_trainer import TrainerTraining
 from lastcall import errors
 from lastcall.adapters.accelerate.subject import AcceleratorSubject
+from lastcall.adapters.torch import hooks
 from lastcall.adapters.torch import subject as torch_subject
 from lastcall.adapters.torch.data import loaders
 from lastcall.adapters.torch.subject import TorchSubject
@@ -323,18 +324,18 @@ def test_side_threads_may_ask_at_any_time(training: Staged, place: str) -> None:
 def test_a_boundary_is_looked_at_whenever_that_was_asked_for(
     kind: type[Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where no copy is affordable, and nothing else is a reason to look."""
-    monkeypatch.setattr(torch_subject, "_CREDIT", 0.0)
+    """Also where no copy is affordable, nothing is left to learn, and so nothing else is a reason to look."""
+    monkeypatch.setattr(torch_subject, "_CREDIT", -1e9)
     monkeypatch.setattr(torch_subject, "_SHARE", math.inf)
+    monkeypatch.setattr(hooks, "_LESSONS", 1)
     with staged(kind(tmp_path / "run")) as training:
-        training.to_step(2)
         for place in PLACES:
             if place != "boundary":
                 training.until(place)
-            before = training.subject.step
+            before = training.subject.ordinal
             training.subject.stop_at_next_boundary()
             training.until("boundary")
-            assert training.subject.step == before + 1, place
+            assert training.subject.ordinal == before + 1, place
 
 
 # ---- many ranks --------------------------------------------------------------------------------------------

@@ -56,11 +56,12 @@ class Subject(Restorable, Protocol):
 
     @property
     def boundary(self) -> Boundary:
-        """What tells one boundary from another: the completed steps and epochs."""
+        """What tells one boundary from another: the completed steps, and the completed epochs of a loop that
+        counts them. A Trainer's does not: where one of its epochs ends is the boundary of the last step."""
 
     @property
     def ordinal(self) -> int:
-        """The number of this boundary: every completed step and every completed epoch is one."""
+        """The number of this boundary: every completed step and every epoch of `boundary` is one."""
 
     @property
     def settled(self) -> bool:
@@ -104,7 +105,8 @@ class Subject(Restorable, Protocol):
         reading the clock."""
 
     def stop_at_next_boundary(self) -> None:
-        """Let the training thread call Session.at_boundary at its next boundary."""
+        """Let the training thread call Session.at_boundary at its next boundary. Asked while it is at one, it
+        means the one after."""
 
     # ---- many ranks ----------------------------------------------------------------------------------------
 

@@ -30,6 +30,12 @@ class TrainerTraining(TorchTraining):
     def live(self) -> Mapping[str, object]:
         return {name: value for name, value in super().live().items() if name != "mean"}
 
+    def step(self) -> None:
+        """The end of an epoch is looked at, too, and has the number of its last step."""
+        before = self.subject.ordinal
+        while self.subject.ordinal == before:
+            super().step()
+
     def train(self) -> None:
         arguments = TrainingArguments(
             output_dir=str(self.root), max_steps=100, per_device_train_batch_size=2, save_strategy="no",

@@ -83,6 +83,7 @@ class TorchSubject:
         self.mark = 0  # gate.steps at the last boundary
         self.step_seconds: float | None = None
         self.due = 0  # the step whose boundary must be looked at
+        self._requested = False  # a side thread has asked for the next one since the last was looked at
         self._copy_at = 0.0  # when the next copy may be taken
         self._every_boundary = True  # steps are long enough to afford a copy at each of their boundaries
         # those that are only known from run.batches(), in order of first use
@@ -233,13 +234,20 @@ class TorchSubject:
         return self._gate.steps == self.mark
 
     def stop_at_next_boundary(self) -> None:
+        self._requested = True  # first: attend_from() reads it last
         self.due = 0
+
+    def attend(self) -> None:
+        """This boundary is about to be looked at. Who asks from here on means the next one."""
+        self._requested = False
 
     def attend_from(self, due: int) -> None:
         """Look at the boundary of this step, and at all before it whose copy is affordable, or that the hooks
         learn from."""
         learning = self._hooks is not None and self._hooks.learning
         self.due = self.step + 1 if self._every_boundary or learning else due
+        if self._requested:
+            self.due = 0
 
     def retry_copy(self) -> None:
         if self.due > self.step and time.perf_counter() >= self._copy_at:
