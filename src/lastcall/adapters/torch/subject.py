@@ -684,16 +684,19 @@ class TorchSubject:
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         run = document.get("run")
         if not isinstance(run, dict):
-            raise errors.CheckpointError("state.json has no position of the run")
-        world = run.get("world", 1)
-        self.together.worlds = (world if type(world) is int and world > 0 else 1, self.together.size)
-        for tracker in self._trackers.values():
-            tracker.worlds = self.together.worlds
+            raise errors.MismatchError(
+                "the checkpoint was not saved by protect() in a training with torch. Use another directory."
+            )
         loading = self.state.prepare(document, stored, lenient=self.lenient)
         hyperparameters.compare(run.get("given"), self.given, self.state.values)
         return _Restore(self, run, loading, loading.unmatched, loading.owed)
 
     def resume_at(self, run: dict[str, Any]) -> None:
+        world = run.get("world", 1)
+        saved = world if type(world) is int and world > 0 else 1
+        self.together.worlds = (saved, self.together.size)
+        for tracker in self._trackers.values():
+            tracker.worlds = self.together.worlds
         counts = step, epoch, loops, batches = (
             run.get("step"),
             run.get("epoch"),
@@ -715,7 +718,7 @@ class TorchSubject:
             raise errors.CheckpointError("state.json has no list of loaders")
         loaders = self._noticed.resume(loaders)
         randomness = self._randomness.from_document(run.get("randomness"))
-        rank, saved = self.together.rank, self.together.worlds[0] if self.together.worlds is not None else 1
+        rank = self.together.rank
         if rank >= saved:
             log.info(
                 "rank %d is new (the checkpoint is of %d): its randomness is made from that of rank 0",

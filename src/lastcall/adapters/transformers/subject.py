@@ -152,9 +152,9 @@ class TrainerSubject(FrameworkSubject):
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         run, state = document.get("run"), document.get("state")
         if not isinstance(run, dict) or not isinstance(state, dict) or TALLY not in state:
-            raise errors.CheckpointError("state.json is not that of a Trainer's checkpoint")
-        world = run.get("world", 1)
-        self.together.worlds = (world if type(world) is int and world > 0 else 1, self.together.size)
+            raise errors.MismatchError(
+                "the checkpoint was not saved by a Trainer, which could not read it. Use another output_dir."
+            )
         return _Resume(self, run, plain(state[TALLY]))
 
 
