@@ -32,6 +32,7 @@ _TOGETHER = (
 class FrameworkSubject(TorchSubject, abc.ABC):
     """A TorchSubject whose checkpoints are a framework's own files."""
 
+    reads_all = False
     _native: Capture | None = None  # the last capture, as a plain torch run would have saved it
 
     def capture(self) -> Capture:

@@ -64,6 +64,7 @@ class Copy(NamedTuple):
 
 class TorchSubject:
     loads_by_itself = False
+    reads_all = True  # all files of its checkpoints are read here, and none by a framework
     carrier: Carrier | None = None
 
     def __init__(self, state: dict[str, object], *, check: bool = True) -> None:
@@ -753,8 +754,6 @@ class TorchSubject:
 class _Restore:
     """StateSet's loading, and the position with it."""
 
-    whole = False
-
     def __init__(
         self,
         subject: TorchSubject,
@@ -768,6 +767,7 @@ class _Restore:
         self._run = run
         self._loading = loading
         self._unmatched = unmatched
+        self.whole = not subject.reads_all
         self.targets = loading.targets
         self.saved_step = run.get("step")
 
