@@ -80,10 +80,12 @@ class Subject(Restorable, Protocol):
         """The whole state, at a boundary, on the training thread."""
 
     def outline(self) -> Capture:
-        """As capture(), as far as its size goes."""
+        """As capture(), for the plan and the proof. Where a framework writes the files, nothing of it runs:
+        the same tensors, and about the same size."""
 
     def rescue(self) -> Capture:
-        """The last completed step, from a side thread, with the gate closed."""
+        """The last completed step, from a side thread, with the gate closed. Between a mutation and its
+        boundary, what there is, and not exact."""
 
     def behind_gate(self) -> Capture:
         """This boundary, with a copy of all that changes outside a mutation: it stays true for as long as the

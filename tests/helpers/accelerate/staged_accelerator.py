@@ -19,13 +19,12 @@ class AcceleratorLoop(TorchTraining):
         accelerator = Accelerator(cpu=True)
         loader = DataLoader(self.data, batch_size=2, shuffle=True)
         prepared = accelerator.prepare(self.net, self.optimizer, self.scheduler, loader)
-        _loop(self.root, accelerator, *prepared, self.mean)
+        _loop(self.root, accelerator, prepared, self.mean)
 
 
-def _loop(
-    root: Path, accelerator: Any, net: Any, optimizer: Any, scheduler: Any, loader: Any, mean: torch.nn.Linear
-) -> None:
+def _loop(root: Path, accelerator: Any, prepared: Any, mean: torch.nn.Linear) -> None:
     """A script's: its variables are carried, and none is the test's."""
+    net, optimizer, scheduler, loader = prepared
     with lastcall.protect(root, accelerator=accelerator, config=quiet(), mean=mean) as run:
         for _ in run.epochs(100):
             for (batch,) in run.batches(loader):

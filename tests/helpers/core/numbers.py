@@ -155,7 +155,8 @@ class Restore:
     def finish(self) -> None:
         subject, document = self._subject, self._document
         subject.step, subject.epoch = document["step"], document["epoch"]
-        subject.generator.setstate(tree.decode(document["drawn"], tree.refuse_tag))
+        drawn: Any = tree.decode(document["drawn"], tree.refuse_tag)
+        subject.generator.setstate(drawn)
 
 
 def _memory(values: array[float]) -> memory.HostMemory:

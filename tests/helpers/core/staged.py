@@ -83,8 +83,9 @@ class Staged(abc.ABC):
     def live(self) -> Mapping[str, object]:
         """All that training changes, as the script sees it."""
 
+    @abc.abstractmethod
     def be(self, rank: int, size: int) -> None:
-        """The subject is told which rank it is."""
+        """Tell the subject which rank it is."""
 
     # ---- what a test asks --------------------------------------------------------------------------------
 
@@ -210,9 +211,8 @@ def _plain(value: Any) -> object:
 
 def content(capture: Capture) -> dict[str, bytes]:
     """Every byte of a capture that is saved: by tensor, and by file."""
-    found = {
-        f"{group.name}/{entry.name}": read(entry.source) for group in capture.groups for entry in group.entries
-    }
+    named = [(group.name, entry) for group in capture.groups for entry in group.entries]
+    found = {f"{group}/{entry.name}": read(entry.source) for group, entry in named}
     for file in capture.files:
         found[file.layout.name] = b"".join(read(extent.source) for extent in file.layout.extents)
     return found

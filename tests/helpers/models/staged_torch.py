@@ -65,7 +65,8 @@ class TorchTraining(Staged):
         self.optimizer = Adam(self.net.parameters(), lr=0.1)
         self.scheduler = Decay(self.optimizer, 3)
         self.mean = torch.nn.Linear(5 if self.wide else 3, 1)  # no optimizer has it
-        self.data = TensorDataset(torch.arange(4.0 * ROWS).reshape(ROWS, 4) / ROWS)
+        self.rows = torch.arange(4.0 * ROWS).reshape(ROWS, 4) / ROWS
+        self.data = TensorDataset(self.rows)
 
     def live(self) -> Mapping[str, object]:
         return {
@@ -100,7 +101,13 @@ def _loop(
 ) -> None:
     """A script's: its variables are carried, and none is the test's."""
     loader = DataLoader(data, batch_size=2, shuffle=True)
-    state = {"model": net, "optimizer": optimizer, "scheduler": scheduler, "mean": mean, "data": loader}
+    state: dict[str, Any] = {
+        "model": net,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "mean": mean,
+        "data": loader,
+    }
     with lastcall.protect(root, config=quiet(), **state) as run:
         for _ in run.epochs(100):
             for (batch,) in run.batches(loader):
@@ -117,7 +124,8 @@ class ShardedLoop(PlainLoop):
     """FSDP, with one rank that has every shard."""
 
     def build(self) -> None:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         for layer in (self.net.first, self.net.last, self.net):
             fully_shard(layer)
         super().build()

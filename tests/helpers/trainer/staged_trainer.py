@@ -45,8 +45,8 @@ class TrainerTraining(TorchTraining):
         trainer = fresh()(
             model=self.net,
             args=arguments,
-            train_dataset=[{"x": row} for (row,) in self.data],
-            optimizers=(self.optimizer, self.scheduler),
+            train_dataset=[{"x": row} for row in self.rows],
+            optimizers=(self.optimizer, self.scheduler),  # type: ignore[arg-type]
             callbacks=[JITCheckpointCallback(quiet())],
         )
         try:

@@ -17,6 +17,7 @@ from typing import Any
 from lastcall import errors
 from lastcall.adapters.torch import framework
 from lastcall.adapters.torch.framework import FrameworkSubject
+from lastcall.adapters.torch.recorded_save.boundary_buffers import BoundaryBuffers
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.transformers import recording
 from lastcall.adapters.transformers.ledger import Ledger, Tally
@@ -104,10 +105,12 @@ class TrainerSubject(FrameworkSubject):
     def unrescuable(self) -> str:
         return super().unrescuable() if self.training else "training has not begun: there is nothing to save"
 
-    def record(self, native: Capture, small: object) -> Capture:
+    def record(self, native: Capture, small: object, buffers: BoundaryBuffers) -> Capture:
         kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
         state = self.ledger.to_json(read_ledger(kept[LEDGER]))
-        files = recording.record(self._trainer, self._private, state, self.save, full=self.full)
+        files = recording.record(
+            self._trainer, self._private, state, self.save, full=self.full, buffers=buffers
+        )
         ledger = framework.small_file(LEDGER_FILE, json.dumps(kept[LEDGER]).encode(), shared=True)
         if not self.full:
             weights = dataclasses.replace(
