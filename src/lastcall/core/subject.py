@@ -65,7 +65,7 @@ class Subject(Restorable, Protocol):
 
     @property
     def settled(self) -> bool:
-        """Whether no optimizer has stepped since the last boundary."""
+        """Whether no optimizer has completed a step since the last boundary."""
 
     @property
     def step_seconds(self) -> float | None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from unittest import mock
 
-from helpers.models.roundtrip import read
 from helpers.ranks.thread_ranks import PATIENCE
 from lastcall.core import session as sessions
 from lastcall.core.checkpoint.record import Entry
@@ -25,8 +24,9 @@ from lastcall.core.context import RunContext
 from lastcall.core.notice.inbox import Inbox
 from lastcall.core.session import Session
 from lastcall.core.subject import Subject
+from lastcall.formats import layouts
 from lastcall.settings import JITCheckpointConfig
-from lastcall.types import Capture, Kind
+from lastcall.types import Capture, Extent, FileLayout, Kind, Source
 
 T = TypeVar("T")
 _here = threading.local()
@@ -212,7 +212,11 @@ def _plain(value: Any) -> object:
 def content(capture: Capture) -> dict[str, bytes]:
     """Every byte of a capture that is saved: by tensor, and by file."""
     named = [(group.name, entry) for group in capture.groups for entry in group.entries]
-    found = {f"{group}/{entry.name}": read(entry.source) for group, entry in named}
+    found = {f"{group}/{entry.name}": _read(entry.source) for group, entry in named}
     for file in capture.files:
-        found[file.layout.name] = b"".join(read(extent.source) for extent in file.layout.extents)
+        found[file.layout.name] = layouts.materialize(file.layout)
     return found
+
+
+def _read(source: Source) -> bytes:
+    return layouts.materialize(FileLayout("", source.nbytes, (Extent(0, source),))) if source.nbytes else b""
