@@ -56,15 +56,16 @@ class Subject(Restorable, Protocol):
 
     @property
     def boundary(self) -> Boundary:
-        """What tells one boundary from another: the completed steps and epochs."""
+        """What tells one boundary from another: the completed steps, and the completed epochs of a loop that
+        counts them. A Trainer's does not: where one of its epochs ends is the boundary of the last step."""
 
     @property
     def ordinal(self) -> int:
-        """The number of this boundary: every completed step and every completed epoch is one."""
+        """The number of this boundary: every completed step and every epoch of `boundary` is one."""
 
     @property
     def settled(self) -> bool:
-        """Whether no optimizer has stepped since the last boundary."""
+        """Whether no optimizer has completed a step since the last boundary."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -79,10 +80,12 @@ class Subject(Restorable, Protocol):
         """The whole state, at a boundary, on the training thread."""
 
     def outline(self) -> Capture:
-        """As capture(), as far as its size goes."""
+        """As capture(), for the plan and the proof. Where a framework writes the files, nothing of it runs:
+        the same tensors, and about the same size."""
 
     def rescue(self) -> Capture:
-        """The last completed step, from a side thread, with the gate closed."""
+        """The last completed step, from a side thread, with the gate closed. Between a mutation and its
+        boundary, what there is, and not exact."""
 
     def behind_gate(self) -> Capture:
         """This boundary, with a copy of all that changes outside a mutation: it stays true for as long as the
@@ -104,7 +107,8 @@ class Subject(Restorable, Protocol):
         reading the clock."""
 
     def stop_at_next_boundary(self) -> None:
-        """Let the training thread call Session.at_boundary at its next boundary."""
+        """Let the training thread call Session.at_boundary at its next boundary. Asked while it is at one, it
+        means the one after."""
 
     # ---- many ranks ----------------------------------------------------------------------------------------
 

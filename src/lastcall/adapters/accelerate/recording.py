@@ -20,17 +20,18 @@ from accelerate.utils.constants import RNG_STATE_NAME  # type: ignore[import-unt
 from lastcall.adapters.accelerate import prepared
 from lastcall.adapters.torch import framework
 from lastcall.adapters.torch.randomness import rng
+from lastcall.adapters.torch.recorded_save.boundary_buffers import BoundaryBuffers
 from lastcall.adapters.torch.recorded_save.per_thread import answering, recording_alone
 from lastcall.adapters.torch.recorded_save.recording import Recorder
 from lastcall.types import File
 
 
-def record(accelerator: Any, private: Path, small: object) -> tuple[File, ...]:
+def record(accelerator: Any, private: Path, small: object, buffers: BoundaryBuffers) -> tuple[File, ...]:
     """The files of save_state(), but that of the randomness. `small`: the boundary copy, where the live
-    objects may not be read; `private`: where the scratch folder may lie."""
+    objects may not be read; `buffers`: those in it; `private`: where the scratch folder may lie."""
     together = prepared.spread(accelerator)
     with framework.scratch(private) as scratch:
-        with recording_alone(), Recorder(scratch) as recorder, contextlib.ExitStack() as stack:
+        with recording_alone(), Recorder(scratch, buffers) as recorder, contextlib.ExitStack() as stack:
             if not together:
                 owner = stack.enter_context(framework.leading())
                 stack.enter_context(answering(PartialState, "is_main_process", True, owner))

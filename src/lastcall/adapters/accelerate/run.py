@@ -13,7 +13,6 @@ from lastcall.adapters.torch.driver import Driver
 from lastcall.adapters.torch.run import Run
 from lastcall.core.checkpoint.catalog import PRIVATE
 from lastcall.core.checkpoint.record import Entry
-from lastcall.core.restore import restore
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage.files import Files
 from lastcall.types import Outcome
@@ -44,25 +43,11 @@ class AcceleratorRun(Run):
 
     def _load(self, driver: Driver, entry: Entry) -> None:
         try:
-            if driver.world.many:  # each rank has checked only what it reads itself: not these files
-                self._check(driver, entry)
             self._accelerated.load(entry.path)
         except BaseException:
             driver.context.outcome.decide(Outcome.FAILED)
             driver.end()
             raise
-
-    def _check(self, driver: Driver, entry: Entry) -> None:
-        try:
-            restore.verify(entry, driver.session.engine)
-        except errors.UncheckedError:
-            raise
-        except errors.CheckpointError as error:
-            if driver.world.rank == 0:
-                log.warning("%s", driver.context.catalog.set_aside(entry.path, str(error)))
-            raise errors.CheckpointError(
-                f"{error}. Start the run again: it resumes from the checkpoint before this one."
-            ) from error
 
     def _begin(self, total: int | None) -> None:
         now = prepared.count(self._accelerator)

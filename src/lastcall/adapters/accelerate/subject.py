@@ -17,6 +17,7 @@ from lastcall import errors
 from lastcall.adapters.accelerate import prepared, recording
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.framework import FrameworkSubject
+from lastcall.adapters.torch.recorded_save.boundary_buffers import BoundaryBuffers
 from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.core.subject import Loading, Stored
 from lastcall.formats import tree
@@ -39,8 +40,8 @@ class AcceleratorSubject(FrameworkSubject):
     def spread(self) -> bool:
         return prepared.spread(self._accelerator)
 
-    def record(self, native: Capture, small: object) -> Capture:
-        files = recording.record(self._accelerator, self._private, small)
+    def record(self, native: Capture, small: object, buffers: BoundaryBuffers) -> Capture:
+        files = recording.record(self._accelerator, self._private, small, buffers)
         return self.dressed(native, (*files, self.randomness_file(self.together.rank, native)))
 
     def randomness_file(self, rank: int, capture: Capture) -> File:

@@ -119,6 +119,7 @@ class Driver:
         if subject.step < subject.due and not epoch_end:
             return
         self._protection.rearm()
+        subject.attend()
         if session.open:
             subject.look_for_overlooked(last=True)
         session.at_boundary(epoch_end=epoch_end)

@@ -18,7 +18,9 @@ import torch.distributed as dist
 
 from lastcall import errors, memory
 from lastcall.adapters.torch.randomness.rng import Captured
+from lastcall.adapters.torch.recorded_save.boundary_buffers import BoundaryBuffers
 from lastcall.adapters.torch.recorded_save.per_thread import shadowed
+from lastcall.adapters.torch.state import modules
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Extent, File, FileLayout
@@ -32,6 +34,7 @@ _TOGETHER = (
 class FrameworkSubject(TorchSubject, abc.ABC):
     """A TorchSubject whose checkpoints are a framework's own files."""
 
+    reads_all = False
     _native: Capture | None = None  # the last capture, as a plain torch run would have saved it
 
     def capture(self) -> Capture:
@@ -66,7 +69,8 @@ class FrameworkSubject(TorchSubject, abc.ABC):
 
     def _as_files(self, native: Capture, small: object = None) -> Capture:
         self._native = native
-        return self.record(native, small)
+        buffers = BoundaryBuffers(modules.copied_buffers(small))
+        return buffers.judged(self.record(native, small, buffers))
 
     def randomness_of(self, capture: Capture) -> Captured:
         run: dict[str, Any] = capture.document["run"]  # type: ignore[assignment]
@@ -79,9 +83,9 @@ class FrameworkSubject(TorchSubject, abc.ABC):
         """Whether the framework's save is one that all ranks do together: then no side thread can do it."""
 
     @abc.abstractmethod
-    def record(self, native: Capture, small: object) -> Capture:
+    def record(self, native: Capture, small: object, buffers: BoundaryBuffers) -> Capture:
         """The capture with the framework's files. `small`: the boundary copy, where the live objects may not
-        be read."""
+        be read; `buffers`: those of the models in it."""
 
     @abc.abstractmethod
     def dressed(self, native: Capture, files: tuple[File, ...]) -> Capture:

@@ -64,6 +64,7 @@ class Copy(NamedTuple):
 
 class TorchSubject:
     loads_by_itself = False
+    reads_all = True  # all files of its checkpoints are read here, and none by a framework
     carrier: Carrier | None = None
 
     def __init__(self, state: dict[str, object], *, check: bool = True) -> None:
@@ -83,6 +84,7 @@ class TorchSubject:
         self.mark = 0  # gate.steps at the last boundary
         self.step_seconds: float | None = None
         self.due = 0  # the step whose boundary must be looked at
+        self._requested = False  # a side thread has asked for the next one since the last was looked at
         self._copy_at = 0.0  # when the next copy may be taken
         self._every_boundary = True  # steps are long enough to afford a copy at each of their boundaries
         # those that are only known from run.batches(), in order of first use
@@ -233,13 +235,20 @@ class TorchSubject:
         return self._gate.steps == self.mark
 
     def stop_at_next_boundary(self) -> None:
+        self._requested = True  # first: attend_from() reads it last
         self.due = 0
+
+    def attend(self) -> None:
+        """This boundary is about to be looked at. Who asks from here on means the next one."""
+        self._requested = False
 
     def attend_from(self, due: int) -> None:
         """Look at the boundary of this step, and at all before it whose copy is affordable, or that the hooks
         learn from."""
         learning = self._hooks is not None and self._hooks.learning
         self.due = self.step + 1 if self._every_boundary or learning else due
+        if self._requested:
+            self.due = 0
 
     def retry_copy(self) -> None:
         if self.due > self.step and time.perf_counter() >= self._copy_at:
@@ -676,16 +685,19 @@ class TorchSubject:
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         run = document.get("run")
         if not isinstance(run, dict):
-            raise errors.CheckpointError("state.json has no position of the run")
-        world = run.get("world", 1)
-        self.together.worlds = (world if type(world) is int and world > 0 else 1, self.together.size)
-        for tracker in self._trackers.values():
-            tracker.worlds = self.together.worlds
+            raise errors.MismatchError(
+                "the checkpoint was not saved by protect() in a training with torch. Use another directory."
+            )
         loading = self.state.prepare(document, stored, lenient=self.lenient)
         hyperparameters.compare(run.get("given"), self.given, self.state.values)
         return _Restore(self, run, loading, loading.unmatched, loading.owed)
 
     def resume_at(self, run: dict[str, Any]) -> None:
+        world = run.get("world", 1)
+        saved = world if type(world) is int and world > 0 else 1
+        self.together.worlds = (saved, self.together.size)
+        for tracker in self._trackers.values():
+            tracker.worlds = self.together.worlds
         counts = step, epoch, loops, batches = (
             run.get("step"),
             run.get("epoch"),
@@ -707,7 +719,7 @@ class TorchSubject:
             raise errors.CheckpointError("state.json has no list of loaders")
         loaders = self._noticed.resume(loaders)
         randomness = self._randomness.from_document(run.get("randomness"))
-        rank, saved = self.together.rank, self.together.worlds[0] if self.together.worlds is not None else 1
+        rank = self.together.rank
         if rank >= saved:
             log.info(
                 "rank %d is new (the checkpoint is of %d): its randomness is made from that of rank 0",
@@ -742,8 +754,6 @@ class TorchSubject:
 class _Restore:
     """StateSet's loading, and the position with it."""
 
-    whole = False
-
     def __init__(
         self,
         subject: TorchSubject,
@@ -757,6 +767,7 @@ class _Restore:
         self._run = run
         self._loading = loading
         self._unmatched = unmatched
+        self.whole = not subject.reads_all
         self.targets = loading.targets
         self.saved_step = run.get("step")
 

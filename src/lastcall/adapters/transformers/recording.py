@@ -28,6 +28,7 @@ from transformers import Trainer
 from lastcall import errors, memory
 from lastcall.adapters.torch import framework
 from lastcall.adapters.torch.randomness import rng
+from lastcall.adapters.torch.recorded_save.boundary_buffers import BoundaryBuffers
 from lastcall.adapters.torch.recorded_save.per_thread import answering, recording_alone, shadowed
 from lastcall.adapters.torch.recorded_save.recording import Recorder
 from lastcall.types import File, FileLayout
@@ -37,11 +38,18 @@ _WEIGHTS = ("model", "adapter", "pytorch_model", "global_step")  # the last one 
 
 
 def record(
-    trainer: Any, private: Path, state: bytes, save: Callable[..., Any] | None = None, *, full: bool = True
+    trainer: Any,
+    private: Path,
+    state: bytes,
+    save: Callable[..., Any] | None = None,
+    *,
+    full: bool = True,
+    buffers: BoundaryBuffers | None = None,
 ) -> tuple[File, ...]:
     """The files of a checkpoint of this trainer, but that of the randomness. `state`: its trainer_state.json;
     `private`: where the scratch folder may lie; `save`: what to call instead of its class's method; `full`:
-    with the optimizer and all, also where the script asks for weights only."""
+    with the optimizer and all, also where the script asks for weights only; `buffers`: written as they were
+    at a boundary."""
     together = collective(trainer)
     with framework.scratch(private) as scratch:
         with recording_alone():
@@ -52,6 +60,7 @@ def record(
                 state,
                 lead=not together,
                 full=full,
+                buffers=buffers,
             )
         _keep_beside([layout for layout in found if "/" not in layout.name], scratch, trainer)
     layouts = [_inside(layout) for layout in found if "/" in layout.name]
@@ -78,13 +87,14 @@ def _recorded(
     *,
     lead: bool,
     full: bool,
+    buffers: BoundaryBuffers | None,
     last: bool = False,
 ) -> tuple[FileLayout, ...]:
     """What this trainer's own save writes. One that fails where it is run now (a rescue, another folder)
     gives way to HF's own; not where all ranks save together, since the others would wait for ever for the one
     that starts again."""
     try:
-        with Recorder(scratch) as recorder, _aimed_at(trainer, scratch, state, lead=lead, full=full):
+        with Recorder(scratch, buffers) as recorder, _aimed_at(trainer, scratch, state, lead=lead, full=full):
             save(trainer.model_wrapped, None)
         return recorder.files()
     except Exception as error:
@@ -96,7 +106,14 @@ def _recorded(
         again = scratch / "again"
         again.mkdir()
         return _recorded(
-            trainer, trainer_save(Trainer, trainer), again, state, lead=lead, full=full, last=True
+            trainer,
+            trainer_save(Trainer, trainer),
+            again,
+            state,
+            lead=lead,
+            full=full,
+            buffers=buffers,
+            last=True,
         )
 
 

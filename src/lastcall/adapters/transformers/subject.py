@@ -17,6 +17,7 @@ from typing import Any
 from lastcall import errors
 from lastcall.adapters.torch import framework
 from lastcall.adapters.torch.framework import FrameworkSubject
+from lastcall.adapters.torch.recorded_save.boundary_buffers import BoundaryBuffers
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.transformers import recording
 from lastcall.adapters.transformers.ledger import Ledger, Tally
@@ -104,10 +105,12 @@ class TrainerSubject(FrameworkSubject):
     def unrescuable(self) -> str:
         return super().unrescuable() if self.training else "training has not begun: there is nothing to save"
 
-    def record(self, native: Capture, small: object) -> Capture:
+    def record(self, native: Capture, small: object, buffers: BoundaryBuffers) -> Capture:
         kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
         state = self.ledger.to_json(read_ledger(kept[LEDGER]))
-        files = recording.record(self._trainer, self._private, state, self.save, full=self.full)
+        files = recording.record(
+            self._trainer, self._private, state, self.save, full=self.full, buffers=buffers
+        )
         ledger = framework.small_file(LEDGER_FILE, json.dumps(kept[LEDGER]).encode(), shared=True)
         if not self.full:
             weights = dataclasses.replace(
@@ -152,9 +155,9 @@ class TrainerSubject(FrameworkSubject):
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         run, state = document.get("run"), document.get("state")
         if not isinstance(run, dict) or not isinstance(state, dict) or TALLY not in state:
-            raise errors.CheckpointError("state.json is not that of a Trainer's checkpoint")
-        world = run.get("world", 1)
-        self.together.worlds = (world if type(world) is int and world > 0 else 1, self.together.size)
+            raise errors.MismatchError(
+                "the checkpoint was not saved by a Trainer, which could not read it. Use another output_dir."
+            )
         return _Resume(self, run, plain(state[TALLY]))
 
 

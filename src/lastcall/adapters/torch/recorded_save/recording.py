@@ -32,6 +32,7 @@ import torch
 from lastcall import errors, memory, types
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.recorded_save import diverting
+from lastcall.adapters.torch.recorded_save.boundary_buffers import BoundaryBuffers
 from lastcall.adapters.torch.tensors import cuda, dtypes, tensors
 from lastcall.formats import layouts, safetensors, torchzip
 
@@ -77,9 +78,10 @@ class _Recorded:
 class Recorder:
     """Active on the thread that entered it, for paths below `scratch`. The layouts read the live tensors when
     they are written; what the code made only for the file (a copy on the host, a contiguous copy) stays alive
-    as long as its layout."""
+    as long as its layout. `buffers`: written as they were at a boundary."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, buffers: BoundaryBuffers | None = None) -> None:
+        self._buffers = buffers or BoundaryBuffers()
         self.scratch = Path(os.path.realpath(scratch))
         self._recorded: dict[bytes, _Recorded] = {}  # by what its marker says
         self._devices = False  # something of it lies on a device
@@ -120,7 +122,10 @@ class Recorder:
             pickler.dump(obj)
         except _Unreadable:
             return False
-        sources = [_source(storage) for storage in pickler.storages]
+        sources = [
+            self._buffers.source(storage.data_ptr(), storage.nbytes()) or _source(storage)
+            for storage in pickler.storages
+        ]
         self._devices |= any(storage.device.type == "cuda" for storage in pickler.storages)
         layout = torchzip.archive(path, pickler.out.getvalue(), sources, crc=not sources)
         return self._keep(path, _Recorded(layout if sources else _settled(layout), {}))
@@ -136,11 +141,15 @@ class Recorder:
         ):
             return False
         entries = [
-            types.TensorEntry(name, _CODES[tensor.dtype], tuple(tensor.shape), tensors.source(tensor))
+            types.TensorEntry(name, _CODES[tensor.dtype], tuple(tensor.shape), self._source(tensor))
             for name, tensor in found.items()
         ]
         self._devices |= any(tensor.device.type == "cuda" for tensor in found.values())
         return self._keep(path, _Recorded(safetensors.layout(path, entries, metadata), dict(found)))
+
+    def _source(self, tensor: torch.Tensor) -> types.Source:
+        known = self._buffers.source(tensor.data_ptr(), tensor.nbytes) if tensor.is_contiguous() else None
+        return known or tensors.source(tensor)
 
     def _is_below(self, path: str) -> bool:
         return Path(path).is_relative_to(self.scratch)

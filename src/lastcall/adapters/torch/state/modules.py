@@ -14,7 +14,8 @@ import torch
 
 from lastcall import errors
 from lastcall.adapters.torch.distributed import placement
-from lastcall.adapters.torch.state import copies, fitting, structure
+from lastcall.adapters.torch.recorded_save.boundary_buffers import CopiedBuffer
+from lastcall.adapters.torch.state import copies, fitting, parts, structure
 from lastcall.adapters.torch.state.encoding import Stale
 from lastcall.adapters.torch.state.parts import Encoding, Restoration
 from lastcall.adapters.torch.tensors import tensors
@@ -161,6 +162,19 @@ class ModulePart:
 
     def match(self, restorer: Restoration, document: dict[str, object], path: str) -> None:
         fitting.match_module(self.module, self.refresh(), restorer, document, path)
+
+
+def copied_buffers(small: object) -> Iterator[CopiedBuffer]:
+    """Of the modules in a boundary copy: what was copied, and the live ones."""
+    if isinstance(small, parts.Held):
+        if isinstance(small.part, ModulePart) and isinstance(small.copied, Copy):
+            live, _ = small.part.refresh().state()
+            for name, copy in small.copied.tensors().items():
+                if name in live:
+                    yield CopiedBuffer(live[name], copy, small.copied)
+    elif isinstance(small, dict | list | tuple):
+        for item in small.values() if isinstance(small, dict) else small:
+            yield from copied_buffers(item)
 
 
 def _refuse_first_fsdp(module: torch.nn.Module, path: str) -> None:
