@@ -22,6 +22,7 @@ from lastcall.storage import files as storage
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kMGT]?)i?B?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
+_REMEDY = f"{'':<8} -> "
 _EXAMPLES = """examples:
   lastcall doctor
   lastcall doctor runs/exp1 -- bash train.sh
@@ -156,17 +157,14 @@ def _print(report: inspection.DoctorReport, *, everything: bool) -> None:
 
 
 def _line(item: Finding, width: int) -> None:
+    """The remedy has nearly the whole width: it is there to be pasted."""
     column = len(f"{item.level:<8} {item.name:<{width}}  ")
-    room = output.width() - column
-    first, *others = output.wrapped(output.printable(item.says), room)
+    first, *others = output.wrapped(output.printable(item.says), output.width() - column)
     output.write(f"{output.state(f'{item.level:<8}')} {item.name:<{width}}  {first}")
-    if item.remedy:
-        others += [
-            f"{'   ' if number else '-> '}{line}"
-            for number, line in enumerate(output.wrapped(output.printable(item.remedy), room - 3))
-        ]
     for line in others:
         output.write(" " * column + line)
+    if item.remedy:
+        output.say(f"{_REMEDY}{output.printable(item.remedy)}", hang=" " * len(_REMEDY))
 
 
 def _value(value: object) -> str:

@@ -42,10 +42,25 @@ _JSON = {
     "times": "the number of rounds asked for",
     "directories": "the run directories",
     "lost": "steps lost in all rounds",
-    "rounds": "one entry for each round: round, ok, reasons, notes, step, lost, exit, seconds, ...",
+    "rounds": "one entry for each round",
+    "rounds[].round": "its number",
+    "rounds[].ok": "whether it resumed with nothing lost",
+    "rounds[].reasons": "why it did not",
+    "rounds[].notes": "what else to look at",
+    "rounds[].step": "the step at the signal",
+    "rounds[].lost": "completed steps that had to be repeated, or null",
+    "rounds[].at_least": "whether it may have lost more",
+    "rounds[].came_back": "whether it started again",
+    "rounds[].exact": "whether it resumed from exact checkpoints, or null",
+    "rounds[].rescue": "whether a rescue saved it",
+    "rounds[].killed": "whether the drill had to kill it",
+    "rounds[].exit": "the exit code of the command",
+    "rounds[].died_of": "the signal that it died of, or null",
+    "rounds[].seconds": "how long each phase took",
+    "rounds[].directories": "what happened in each run directory",
     "end": "how the run ended: how, exit, saved; or null",
     "log": "the file with the command's output, or null",
-    **{f"{name} (--prove)": text for name, text in proof_report.FIELDS.items()},
+    **{name: f"with --prove: {text}" for name, text in proof_report.FIELDS.items()},
 }
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 _STEPS = 20
@@ -250,8 +265,8 @@ def _tables(report: DrillReport) -> None:
     output.table(head, rows, right=("ROUND", "STEP", "EXIT", "LOST"), states=("RESULT",), folded=folded)
     output.write()
     output.say(f"Seconds from {report.options.signal_name} until the run was gone, then from the restart:")
-    head = ("ROUND", "NOTICED", "SAVING", "COMMITTED", "GONE", "RESUMED", "STEPS AGAIN")
-    output.table(head, [_times(round) for round in report.rounds], right=head)
+    phases = ("ROUND", "NOTICED", "SAVING", "COMMITTED", "GONE", "RESUMED", "STEPS AGAIN")
+    output.table(phases, [_times(round) for round in report.rounds], right=phases)
     output.write()
 
 

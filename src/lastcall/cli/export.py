@@ -143,7 +143,10 @@ def _check_out(out: Path, *, force: bool) -> None:
 def _checkpoint(path: Path) -> Path:
     found, _ = show.choose(path)
     if found.record is None:
-        raise errors.LastcallError(f"{found.path} cannot be exported: {found.problem}")
+        raise errors.LastcallError(
+            f"{found.path} cannot be exported: {found.problem}. See what else there is with: "
+            f"lastcall ls {found.path.parent}"
+        )
     return found.path
 
 

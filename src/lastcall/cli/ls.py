@@ -214,7 +214,7 @@ def runs(directory: Path) -> list[Path]:
     if not found:
         raise errors.LastcallError(
             f"{directory} contains no run: there is no {catalogs.PRIVATE} folder and no checkpoint in or "
-            "below it."
+            "below it. Give the directory that was passed to protect()."
         )
     return found
 
@@ -233,6 +233,8 @@ def _below(directory: Path, depth: int) -> Iterator[Path]:
         with os.scandir(directory) as entries:
             folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except PermissionError:
+        if depth == _DEPTH:  # the directory that the user named
+            raise
         return
     if catalogs.PRIVATE in folders or any(_is_named(directory / name) for name in folders):
         yield directory

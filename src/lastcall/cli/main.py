@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -32,8 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         _forget_stdout()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        return _complain(named)
+        return _complain(_explained(error))
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -56,6 +56,20 @@ def joined(argv: list[str]) -> list[str]:
         if word == "--resume-args":
             return [*argv[:place], f"{word}={argv[place + 1]}", *argv[place + 2 :]]
     return argv
+
+
+def _explained(error: OSError) -> str:
+    """Which file, and what to look at."""
+    if error.filename is None:
+        return str(error)
+    named = f"{error.filename}: {error.strerror}"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return f"{named}. Check the path."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{named}. See who may use it: ls -ld {error.filename}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{named}. See what is free: df -h {error.filename}"
+    return named
 
 
 def _complain(message: str) -> int:

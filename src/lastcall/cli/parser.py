@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, cast
@@ -47,6 +48,9 @@ _EPILOG = """examples:
   lastcall ls runs/exp1
 
 Each command explains itself: lastcall COMMAND --help"""
+_REMEDY = re.compile(
+    r"For example|Did you mean|is not one of|choose |--help"
+)  # in a message: it needs no other
 _suggestions: WeakKeyDictionary[argparse.Action, tuple[str, ...]] = WeakKeyDictionary()
 
 
@@ -131,7 +135,7 @@ class LastcallParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line, and what to type. The usage of a command with many options would hide both."""
         text = " ".join(message.removeprefix("argument ").split())
-        end = "" if text.endswith((".", "?")) or " --help" in text else f". See: {self.prog} --help"
+        end = "" if _REMEDY.search(text) else f". See: {self.prog} --help"
         self.exit(2, f"{self.prog}: {text}{end}\n")
 
     def format_help(self) -> str:

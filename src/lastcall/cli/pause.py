@@ -125,7 +125,8 @@ def _root(directory: Path) -> Path:
     root = ls.single(directory)
     if not (root / catalogs.PRIVATE).is_dir():
         raise errors.LastcallError(
-            f"{root} is not the directory of a lastcall run: it has no {catalogs.PRIVATE} folder."
+            f"{root} is not the directory of a lastcall run: it has no {catalogs.PRIVATE} folder. "
+            "Give the directory that was passed to protect()."
         )
     return root
 

@@ -16,8 +16,6 @@ _PROVED, _NOT_PROVED, _DIFFERENT, _NOTHING = "Identical", "NOT PROVED", "DIFFERE
 FIELDS = {  # of its JSON
     "identical": "whether the two runs are the same at every step compared",
     "proved": "identical, and every checkpoint on the way was exact",
-    "problem": "why nothing could be proved, or null",
-    "command": "the command",
     "steps": "steps of each run",
     "compared": "steps compared after the resume",
     "names": "how many names were compared",
@@ -25,7 +23,6 @@ FIELDS = {  # of its JSON
     "differences": "rank, step, name, undisturbed and resumed of each difference",
     "cause": "what is probably missing, or null",
     "uncertain": "names left out since they differ from run to run",
-    "log": "the file with the command's output, or null",
 }
 
 

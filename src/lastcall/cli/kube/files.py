@@ -33,7 +33,7 @@ _INJECT_EXAMPLES = """examples:
   lastcall kube inject -f job.yaml --diff
 """
 _MANIFEST_JSON = {
-    "apiVersion": "v1, without --output",
+    "apiVersion": "v1, without --output: that document is for kubectl and has no schema",
     "kind": "List, without --output",
     "items": "the objects, without --output",
     "directory": "the folder, with --output",

@@ -16,10 +16,11 @@ from lastcall.cli.output.values import printable
 
 _GAP = "  "
 _CUT = "..."
-# A command begins with its program, and ends where the sentence continues.
+# A command begins with its program, and ends where the sentence continues. The others are a line of YAML, a
+# call, and an option with its value.
 _COMMAND = re.compile(
     r"(?<![\w./-])(?:lastcall|docker|kubectl|pip|export|exec|mkdir|mount|scontrol|mv|chmod) "
-    r"[^;,`]*?(?=; |, |\. |\.$| \(|\)|`|$)"
+    r"[^;,`]*?(?=; |, |\. |\.$| \(|\)|`|$)|\w+: \[[^]]*\]|\w\([^)]*\)|--[\w-]+ [\w./]+"
 )
 _SPACE = "\0"  # in a command, until the lines are made
 _NONE: Mapping[str, int] = {}
