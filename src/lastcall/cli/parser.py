@@ -115,7 +115,7 @@ class LastcallParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does it, but each parser complains of its own unknown options: it knows the others."""
         found, rest = super().parse_known_args(args, namespace)
-        if rest and below(self) is None:
+        if rest:
             self.error(_unknown(rest, self._option_string_actions))
         return found, rest
 
