@@ -133,7 +133,7 @@ def _print(found: list[Found], now: float) -> None:
         [_row(item, now) for item in found],
         right=("STEP", "SIZE", "TOOK"),
         states=("EXACT", "VALID"),
-        spared=("CREATED", "TOOK", "KIND"),
+        spared=("CREATED", "TOOK", "KIND", "STEP", "REASON", "AGE"),
         shortened={"REASON": 12},
     )
     for item in found:

@@ -216,7 +216,7 @@ def _report(plan: PrunePlan, root: Path, args: argparse.Namespace, failed: list[
         rows.append(("remove", "spare space", output.size(plan.spare), "kept for the next save"))
     if rows:
         head = ("", "CHECKPOINT", "SIZE", "WHY")
-        output.table(head, rows, right=("SIZE",), states=("",), folded={"WHY": 20})
+        output.table(head, rows, right=("SIZE",), states=("",), folded={"WHY": 12})
     for sentence in failed:
         output.say(sentence)
     output.say(_verdict(plan, args, failed))

@@ -58,7 +58,7 @@ def test_no_command_is_wrong_usage_and_shows_which_there_are(cli: Cli) -> None:
     [
         (("verfy", "x"), "lastcall: there is no command 'verfy'. Did you mean: lastcall verify?"),
         (("nope",), "lastcall: there is no command 'nope'. List them with: lastcall --help"),
-        (("--nope",), "lastcall: the following arguments are required: COMMAND. See: lastcall --help"),
+        (("--nope",), "lastcall: there is no option --nope. See: lastcall --help"),
         (("ls",), "lastcall ls: the following arguments are required: DIR. See: lastcall ls --help"),
         (("ls", "x", "--jsn"), "lastcall ls: there is no option --jsn. Did you mean --json?"),
         (("show", "x", "y"), "lastcall show: 'y' is one word too many. See: lastcall show --help"),
