@@ -21,7 +21,8 @@ SOURCE = ROOT / "src"
 sys.path.insert(0, str(SOURCE))
 
 from lastcall import errors  # noqa: E402 - this checkout's, whichever one is installed
-from lastcall.cli import main as cli  # noqa: E402
+from lastcall.cli import output  # noqa: E402
+from lastcall.cli import parser as parsers  # noqa: E402
 from lastcall.core.notice.phases import Phase  # noqa: E402
 from lastcall.core.process import exits  # noqa: E402
 from lastcall.launch import command, platforms  # noqa: E402
@@ -209,26 +210,39 @@ def _signs(platform: platforms.Platform) -> str:
 
 def commands() -> Iterator[str]:
     yield "# Commands"
-    yield "What `lastcall COMMAND --help` says. What they print, and their JSON: [commands](../commands.md)."
-    for name in cli.COMMANDS:
-        parser = cli._parser(name)
-        (found,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-        yield from _command(found.choices[name], 2)
+    yield (
+        "What `lastcall COMMAND --help` says, and the fields of `--json`; every document also has `schema`. "
+        "What they print: [commands](../commands.md)."
+    )
+    parser = parsers.build(parsers.COMMANDS)
+    below = parsers.below(parser)
+    assert below is not None
+    for names in parsers.GROUPS.values():
+        for name in names:
+            yield from _command(below.choices[name], 2)
 
 
 def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
     yield f"{'#' * level} {parser.prog}"
     if parser.description:
         yield _plain(parser.description)
-    rows, below = [], []
+    rows: list[str] = []
+    fields: dict[str, str] = {}
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            below = list(dict.fromkeys(action.choices.values()))
-        elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
+        if isinstance(action, argparse._SubParsersAction | argparse._HelpAction):
+            continue
+        if action.help != argparse.SUPPRESS:
             rows.append(f"| {_named(action)} | {_plain(_help(parser, action))} |")
+        if isinstance(action, output.JsonFlag):
+            fields = action.fields
     if rows:
         yield "| argument | |\n|---|---|\n" + "\n".join(rows)
-    for each in below:
+    if fields:
+        yield "| field of `--json` | |\n|---|---|\n" + "\n".join(
+            f"| {_code_of(name)} | {_plain(text)} |" for name, text in fields.items()
+        )
+    below = parsers.below(parser)
+    for each in below.choices.values() if below else ():
         yield from _command(each, level + 1)
 
 

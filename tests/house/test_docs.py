@@ -26,6 +26,7 @@ from helpers.docs import blocks as doc_blocks
 from helpers.docs.blocks import PAGES, Block
 from helpers.processes.forkserver import ROOT
 from lastcall.cli import main as cli
+from lastcall.cli import parser as parsers
 
 BLOCKS = [block for page in PAGES for block in doc_blocks.blocks(page)]
 TRACKED = [
@@ -113,7 +114,7 @@ def test_a_command_of_the_pages_has_options_that_exist(where: str, words: list[s
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         try:
-            cli._parser(words[0]).parse_args(cli._joined(words))
+            parsers.build(words[:1]).parse_args(cli.joined(words))
         except SystemExit:
             pytest.fail(f"{where}: lastcall {shlex.join(words)}: {said.getvalue()}")
 

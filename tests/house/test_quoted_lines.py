@@ -36,6 +36,7 @@ def quoted(text: str) -> Iterator[str]:
     """Sentences in inline code and in blocks without a language, each column of a line for itself."""
     fence = None
     text = re.sub(r"<!-- measured -->.*?<!-- /measured -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"\n {12,}(?!->)(?=\S)", " ", text)  # the rest of a sentence that was wrapped
     for line in text.splitlines():
         if opens := re.match(r"```(\w*)", line):
             fence = opens[1] or "text" if fence is None else None

@@ -22,14 +22,31 @@ from lastcall.storage import files as storage
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kMGT]?)i?B?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
+_REMEDY = f"{'':<8} -> "
+_EXAMPLES = """examples:
+  lastcall doctor
+  lastcall doctor runs/exp1 -- bash train.sh
+"""
+_JSON = {
+    "verdict": "ok or risk",
+    "findings": "one entry for each check",
+    "findings[].name": "the name of the check",
+    "findings[].level": "ok, warning or risk",
+    "findings[].says": "what was found",
+    "findings[].remedy": "what to do, or empty",
+    "findings[].facts": "the numbers behind it",
+    "settings": "for each setting: value, origin, variable",
+    "versions": "the version of each package, or null",
+}
+
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
-        help="say what will happen here when this machine is preempted",
-        description="Say what will happen here when this machine is preempted, with a remedy for each risk. "
+        description="Says what will happen here when this machine is preempted, with a remedy for each risk. "
         "Measures but changes nothing. Exits with 0, or with 1 when work would be lost.",
         usage="lastcall doctor [options] [DIR] [-- COMMAND ...]",
+        epilog=_EXAMPLES,
     )
     parser.add_argument(
         "directory",
@@ -61,7 +78,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--settings", action="store_true", help="show every setting and its origin, defaults included"
     )
-    output.add_json(parser)
+    output.add_json(parser, _JSON)
     parser.set_defaults(call=run, command=())
     whole = parser.parse_known_args
 
@@ -134,15 +151,20 @@ def _print(report: inspection.DoctorReport, *, everything: bool) -> None:
     if shown:
         output.write()
         rows = [(name, _value(row["value"]), str(row["origin"])) for name, row in shown.items()]
-        output.table(("SETTING", "VALUE", "FROM"), rows)
+        output.table(("SETTING", "VALUE", "FROM"), rows, folded={"VALUE": 20})
     output.write()
-    output.write(_summary(report))
+    output.say(_summary(report))
 
 
 def _line(item: Finding, width: int) -> None:
-    output.write(f"{item.level:<8} {item.name:<{width}}  {output.printable(item.says)}")
+    """The remedy has nearly the whole width: it is there to be pasted."""
+    column = len(f"{item.level:<8} {item.name:<{width}}  ")
+    first, *others = output.wrapped(output.printable(item.says), output.width() - column)
+    output.write(f"{output.state(f'{item.level:<8}')} {item.name:<{width}}  {first}")
+    for line in others:
+        output.write(" " * column + line)
     if item.remedy:
-        output.write(f"{'':<8} {'':<{width}}  -> {output.printable(item.remedy)}")
+        output.say(f"{_REMEDY}{output.printable(item.remedy)}", hang=" " * len(_REMEDY))
 
 
 def _value(value: object) -> str:

@@ -11,28 +11,58 @@ from typing import TYPE_CHECKING, Any
 
 from lastcall import settings
 from lastcall.cli import output, proof_report
+from lastcall.cli import parser as parsers
 from lastcall.drill import options as drill_options
 
 if TYPE_CHECKING:
     from lastcall.drill.options import DrillOptions
     from lastcall.drill.report import DrillReport, DrillRound
 
-_EXAMPLES = """
-examples:
-  lastcall drill -- python train.py
-  lastcall drill --times 5 -- python examples/plain.py
-  lastcall drill --at 1000 --grace 120 -- torchrun --nproc-per-node 8 train.py
-  lastcall drill --to group --json -- bash train.sh
-  lastcall drill --prove -- python train.py
-
-The drill uses the command's own run directory and resumes from it. Afterwards the run is stopped; start it
-again to continue. With --prove it uses scratch directories instead, runs the command once undisturbed and
-once preempted, and compares every named piece of state at the same steps.
+_EXAMPLES = """The drill uses the command's own run directory and resumes from it. Afterwards the run is
+stopped; start it again to continue. With --prove it uses scratch directories instead, runs the command once
+undisturbed and once preempted, and compares every named piece of state at the same steps.
 
 exit codes:
-  0 the run resumed every time with nothing lost (--prove: identical) · 1 otherwise
-  78 a setting is wrong · 130 Ctrl-C
+  0  the run resumed every time with nothing lost (--prove: identical)
+  1  otherwise
+  78 a setting is wrong
+  130 Ctrl-C
+
+examples:
+  lastcall drill --times 5 -- python train.py
+  lastcall drill --prove -- python train.py
 """
+_JSON = {
+    "ok": "whether every round resumed with nothing lost",
+    "problem": "why the drill could not complete, or null",
+    "command": "the command",
+    "signal": "the signal that was sent",
+    "to": "child, group or training",
+    "grace": "seconds between the signal and the kill",
+    "times": "the number of rounds asked for",
+    "directories": "the run directories",
+    "lost": "steps lost in all rounds",
+    "rounds": "one entry for each round",
+    "rounds[].round": "its number",
+    "rounds[].ok": "whether it resumed with nothing lost",
+    "rounds[].reasons": "why it did not",
+    "rounds[].notes": "what else to look at",
+    "rounds[].step": "the step at the signal",
+    "rounds[].lost": "completed steps that had to be repeated, or null",
+    "rounds[].at_least": "whether it may have lost more",
+    "rounds[].came_back": "whether it started again",
+    "rounds[].exact": "whether it resumed from exact checkpoints, or null",
+    "rounds[].rescue": "whether a rescue saved it",
+    "rounds[].killed": "whether the drill had to kill it",
+    "rounds[].exit": "the exit code of the command",
+    "rounds[].died_of": "the signal that it died of, or null",
+    "rounds[].seconds": "how long each phase took",
+    "rounds[].directories": "what happened in each run directory",
+    "end": "how the run ended: how, exit, saved; or null",
+    "log": "the file with the command's output, or null",
+    **{name: f"with --prove: {text}" for name, text in proof_report.FIELDS.items()},
+}
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 _STEPS = 20
 _TO_HELP = """which processes get the signal: "child", the command's own process; when it exits the rest is
 killed, as in a container (default); "group", its process group, as from a terminal or a batch system;
@@ -49,12 +79,9 @@ _ENDS = {
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "drill",
-        help="preempt a real run and report what was lost",
         description="Starts the command, sends it the signal, kills it when the grace ends, starts it again, "
-        "and reports "
-        "what was lost, how long each phase took, and whether it resumed.",
+        "and reports what was lost, how long each phase took, and whether it resumed.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="lastcall drill [options] -- COMMAND [ARGUMENT ...]",
     )
     # Values are checked in parsed(): a wrong one exits with 78 like every wrong setting, not with argparse's
@@ -74,12 +101,13 @@ def add(subparsers: Any) -> None:
         default="30",
         help="seconds between the signal and the kill (default: 30)",
     )
-    parser.add_argument(
+    signals = parser.add_argument(
         "--signal",
         metavar="NAME",
         default="SIGTERM",
         help="the signal that the platform sends (default: SIGTERM)",
     )
+    parsers.suggest(signals, _SIGNALS)
     parser.add_argument("--to", choices=drill_options.TO, default="child", help=_TO_HELP)
     parser.add_argument(
         "--to-the-end",
@@ -100,7 +128,7 @@ def add(subparsers: Any) -> None:
         "directories",
     )
     parser.add_argument("--steps", metavar="N", help=f"with --prove: steps to compare (default: {_STEPS})")
-    output.add_json(parser)
+    output.add_json(parser, _JSON)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --"
     )
@@ -136,7 +164,7 @@ def _prove(args: argparse.Namespace) -> int:
         output.document(proof_report.to_json(verdict))
     else:
         for line in proof_report.lines(verdict):
-            output.write(output.printable(line))
+            output.say(output.printable(line), hang="  ", state=proof_report.word(verdict))
     if verdict.interrupted is not None:
         return 128 + verdict.interrupted
     return 0 if verdict.proved else 1
@@ -189,7 +217,7 @@ def _signal(text: str) -> int:
         )
     except (KeyError, ValueError):
         settings.fail(
-            f"--signal {text}: no such signal. Platforms send SIGTERM, SIGINT, SIGUSR1, SIGUSR2 or SIGHUP"
+            f"--signal {text}: no such signal. Platforms send {', '.join(_SIGNALS[:-1])} or {_SIGNALS[-1]}"
         )
 
 
@@ -208,56 +236,54 @@ def _print(report: DrillReport) -> None:
     for directory in report.directories:
         output.write(f"{output.printable(str(directory))}")
     if report.rounds:
-        head = (
-            "ROUND",
-            "STEP",
-            "NOTICED",
-            "SAVING",
-            "COMMITTED",
-            "GONE",
-            "EXIT",
-            "BACK FROM",
-            "RESUMED",
-            "STEPS AGAIN",
-            "LOST",
-            "RESULT",
-        )
-        output.table(head, [_row(round) for round in report.rounds], right=(*head[:6], *head[8:11]))
-        output.write(f"Seconds from {options.signal_name} until the run was gone, then from the restart.")
+        _tables(report)
     for round in report.rounds:
         for sentence in (*round.reasons, *round.notes):
-            output.write(f"Round {round.number}: {output.printable(sentence)}")
+            output.say(f"Round {round.number}: {output.printable(sentence)}", hang="  ")
     if report.problem is not None:
-        output.write(f"The drill did not complete: {output.printable(report.problem)}")
+        output.say(f"The drill did not complete: {output.printable(report.problem)}", hang="  ")
     if report.end is not None:
-        output.write(
+        output.say(
             f"{_ENDS[report.end.how]}{'' if report.end.saved else ' without a checkpoint'}, exit "
             f"code {report.end.exit}."
         )
     good = sum(round.ok for round in report.rounds)
-    output.write(f"{good} of {output.plural(options.times, 'round')} resumed with nothing lost.")
+    verdict = f"{good} of {output.plural(options.times, 'round')}"
+    output.write(
+        output.paint(verdict, output.Colour.GOOD if report.ok else output.Colour.BAD)
+        + " resumed with nothing lost."
+    )
     if report.log is not None:
-        output.write(f"The command's output is in {output.printable(str(report.log))}")
+        output.say(f"The command's output is in {output.printable(str(report.log))}")
+
+
+def _tables(report: DrillReport) -> None:
+    """What was lost, then how long each phase took: together they are too wide for most terminals."""
+    head = ("ROUND", "STEP", "EXIT", "BACK FROM", "LOST", "RESULT")
+    rows = [_row(round) for round in report.rounds]
+    folded = {"BACK FROM": 20, "RESULT": 14}
+    output.table(head, rows, right=("ROUND", "STEP", "EXIT", "LOST"), states=("RESULT",), folded=folded)
+    output.write()
+    output.say(f"Seconds from {report.options.signal_name} until the run was gone, then from the restart:")
+    phases = ("ROUND", "NOTICED", "SAVING", "COMMITTED", "GONE", "RESUMED", "STEPS AGAIN")
+    output.table(phases, [_times(round) for round in report.rounds], right=phases)
+    output.write()
 
 
 def _row(round: DrillRound) -> tuple[str, ...]:
-    seconds = round.seconds
     origins = (
         sorted({item.resumed.name if item.resumed else "the beginning" for item in round.parts})
         if round.back.came
         else ["-"]
     )
     lost = "?" if round.lost is None else f"{'>= ' if round.at_least else ''}{round.lost}"
-    return (
-        str(round.number),
-        str(round.step),
-        *(_cell(seconds[name]) for name in ("noticed", "save_begins", "committed", "gone")),
-        round.gone.died_of or str(round.gone.exit),
-        ", ".join(origins),
-        *(_cell(seconds[name]) for name in ("resumed", "first_step")),
-        lost,
-        _result(round),
-    )
+    exit = round.gone.died_of or str(round.gone.exit)
+    return str(round.number), str(round.step), exit, ", ".join(origins), lost, _result(round)
+
+
+def _times(round: DrillRound) -> tuple[str, ...]:
+    phases = ("noticed", "save_begins", "committed", "gone", "resumed", "first_step")
+    return (str(round.number), *(_cell(round.seconds[name]) for name in phases))
 
 
 def _cell(seconds: float | None) -> str:

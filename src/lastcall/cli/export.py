@@ -31,6 +31,19 @@ from lastcall.types import FileLayout, TensorEntry
 _FORMATS = ("safetensors", "pt")
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")  # the usual suffixes of what torch.save writes
 _ONE = "--name"
+_EXAMPLES = """examples:
+  lastcall export runs/exp1 model.safetensors --name model
+  lastcall export runs/exp1/checkpoint-300 all.pt
+"""
+_JSON = {
+    "checkpoint": "the absolute path of the checkpoint",
+    "out": "the absolute path of the new file",
+    "format": "safetensors or pt",
+    "name": "the value of --name, or null",
+    "tensors": "the number of tensors in it",
+    "size": "its bytes",
+    "seconds": "how long it took",
+}
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,9 @@ class ExportSlot:
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "export",
-        help="export a checkpoint as one plain safetensors or .pt file",
         description="Exports the tensors of a checkpoint to one plain file that can be read without "
         "lastcall, checking each digest.",
+        epilog=_EXAMPLES,
     )
     parser.add_argument(
         "checkpoint",
@@ -76,10 +89,10 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--format",
         choices=_FORMATS,
-        help="default: pt if OUT ends in .pt, .pth, .bin or .ckpt, else safetensors",
+        help="the format of OUT (default: pt if it ends in .pt, .pth, .bin or .ckpt, else safetensors)",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    output.add_json(parser)
+    output.add_json(parser, _JSON)
     parser.set_defaults(call=run)
 
 
@@ -91,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = _choose(found, args.name)
     stored = {name: found.tensor(place) for name, place in chosen.items()}
     total = sum(tensor.end - tensor.begin for tensor in stored.values())
-    bar = verify.Bar(total, show=not args.json and sys.stderr.isatty())
+    bar = verify.Bar(total, show=not args.json and output.interactive(sys.stderr))
     try:
         size = _export(args.out, kind, found, chosen, bar, force=args.force)
     finally:
@@ -111,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         what = f"{output.plural(len(chosen), 'tensor')}, {output.size(size)} in {output.duration(seconds)}"
-        output.write(f"{output.printable(str(args.out))}: {what}, from {output.printable(str(found.path))}")
+        source = output.printable(str(found.path))
+        output.say(f"{output.printable(str(args.out))}: {what}, from {source}", hang="  ")
     return 0
 
 
@@ -129,7 +143,10 @@ def _check_out(out: Path, *, force: bool) -> None:
 def _checkpoint(path: Path) -> Path:
     found, _ = show.choose(path)
     if found.record is None:
-        raise errors.LastcallError(f"{found.path} cannot be exported: {found.problem}")
+        raise errors.LastcallError(
+            f"{found.path} cannot be exported: {found.problem}. See what else there is with: "
+            f"lastcall ls {found.path.parent}"
+        )
     return found.path
 
 

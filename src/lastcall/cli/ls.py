@@ -28,6 +28,39 @@ from lastcall.core.checkpoint.record import Record
 
 _NAME = re.compile(r"checkpoint-\d+(\.replaced-\d+)?(?P<aside>\.damaged-\d+)?")
 _DEPTH = 4  # how deep below a directory to search for runs
+_EXAMPLES = """examples:
+  lastcall ls runs/exp1
+  lastcall ls runs --json
+"""
+CHECKPOINT = {  # the fields of a checkpoint in JSON
+    "name": "the name of its folder",
+    "path": "the absolute path of its folder",
+    "status": "valid, damaged, unchecked, incomplete, set aside or foreign",
+    "valid": "whether a run may resume from it",
+    "problem": "what is wrong with it, or null",
+    "step": "the step that it was saved at",
+    "kind": "periodic, jit, rescue, manual, final or guard",
+    "reason": "what it was saved for, SIGTERM for example",
+    "exact": "whether a run resumes from it bit for bit",
+    "because": "why it is not exact, or empty",
+    "complete": "false where there was no time for all files",
+    "size": "its bytes",
+    "written": "bytes that were written; the others are shared with the checkpoint before",
+    "seconds": "how long the save took",
+    "created": "when it was committed",
+    "sequence": "its number among the commits of its incarnation",
+    "incarnation": "the incarnation that saved it",
+    "world": "the number of ranks",
+    "metrics": "the metrics at its step",
+}
+_JSON = {
+    "runs": "one entry for each run",
+    "runs[].directory": "its absolute path",
+    "runs[].run": "its name for itself, or null",
+    "runs[].incarnations": "how many incarnations it has had, or null",
+    "runs[].checkpoints": "committed checkpoints, newest first, then the rest",
+    **{f"runs[].checkpoints[].{name}": text for name, text in CHECKPOINT.items()},
+}
 
 
 class FolderStatus(enum.Enum):
@@ -59,7 +92,9 @@ class Found:
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "ls", help="list the checkpoints of runs", description="List the checkpoints of runs, newest first."
+        "ls",
+        description="Lists the checkpoints of runs, newest first. On a wide terminal it shows more columns.",
+        epilog=_EXAMPLES,
     )
     parser.add_argument(
         "directories",
@@ -68,7 +103,7 @@ def add(subparsers: Any) -> None:
         type=Path,
         help="the directory of a run, or one that holds several",
     )
-    output.add_json(parser)
+    output.add_json(parser, _JSON)
     parser.set_defaults(call=run)
 
 
@@ -93,12 +128,19 @@ def _print(found: list[Found], now: float) -> None:
         output.write("no checkpoints yet")
         return
     head = ("CHECKPOINT", "STEP", "KIND", "REASON", "SIZE", "TOOK", "EXACT", "VALID", "CREATED", "AGE")
-    output.table(head, [_row(item, now) for item in found], right=("STEP", "SIZE", "TOOK"))
+    output.table(
+        head,
+        [_row(item, now) for item in found],
+        right=("STEP", "SIZE", "TOOK"),
+        states=("EXACT", "VALID"),
+        spared=("CREATED", "TOOK", "KIND", "STEP", "REASON", "AGE"),
+        shortened={"REASON": 12},
+    )
     for item in found:
         if item.problem and item.status is not FolderStatus.FOREIGN:
-            output.write(f"{item.path.name}: {output.printable(item.problem)}")
+            output.say(f"{item.path.name}: {output.printable(item.problem)}", hang="  ")
         elif item.record is not None and item.record.because:
-            output.write(f"{item.path.name} is not exact: {output.printable(item.record.because)}")
+            output.say(f"{item.path.name} is not exact: {output.printable(item.record.because)}", hang="  ")
 
 
 def _row(found: Found, now: float) -> tuple[str, ...]:
@@ -172,7 +214,7 @@ def runs(directory: Path) -> list[Path]:
     if not found:
         raise errors.LastcallError(
             f"{directory} contains no run: there is no {catalogs.PRIVATE} folder and no checkpoint in or "
-            "below it."
+            "below it. Give the directory that was passed to protect()."
         )
     return found
 
@@ -191,6 +233,8 @@ def _below(directory: Path, depth: int) -> Iterator[Path]:
         with os.scandir(directory) as entries:
             folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except PermissionError:
+        if depth == _DEPTH:  # the directory that the user named
+            raise
         return
     if catalogs.PRIVATE in folders or any(_is_named(directory / name) for name in folders):
         yield directory

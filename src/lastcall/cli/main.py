@@ -1,36 +1,15 @@
-"""The command line's frame: which commands there are, and how their errors are shown.
-
-Only the requested command's module is imported: `lastcall run` precedes every training process, and `lastcall
---help` must be fast. So the one-line summaries are here and not in the modules.
-"""
+"""The command line: calls a command, and turns its errors into one line on stderr and an exit code."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
+import errno
 import os
 import signal
 import sys
 
-import lastcall
 from lastcall import errors
-
-# command -> the module in lastcall.cli whose add() registers it, and a line for --help
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "run a training command: save it when it must stop, and resume it"),
-    "ls": ("ls", "list the checkpoints of runs"),
-    "show": ("show", "show one checkpoint in detail"),
-    "verify": ("verify", "check every byte of checkpoints against its digest"),
-    "export": ("export", "write a checkpoint out as one plain safetensors or .pt file"),
-    "prune": ("prune", "remove checkpoints that are no longer needed; shows first what would be removed"),
-    "watch": ("watch", "follow a run: step, metrics, speed, saves, notices"),
-    "pause": ("pause", "save and stop a run, and keep it stopped"),
-    "resume": ("pause", "resume a paused run"),
-    "doctor": ("doctor", "check what will happen here when this machine is preempted"),
-    "kube": ("kube.command", "Kubernetes: one annotation protects a job; pause, resume, status"),
-    "drill": ("drill", "preempt a real run and report what was lost"),
-}
+from lastcall.cli import parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,24 +33,22 @@ def main(argv: list[str] | None = None) -> int:
         _forget_stdout()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        return _complain(named)
+        return _complain(_explained(error))
 
 
 def _dispatch(argv: list[str]) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         # a name that this terminal cannot show must not make the command fail
         sys.stdout.reconfigure(errors="backslashreplace")
-    name = argv[0] if argv else ""
-    args = _parser(name).parse_args(_joined(argv))
+    args = parser.build(argv[:1]).parse_args(joined(argv))
     if "call" not in args:
-        _parser("").print_help(sys.stderr)
+        parser.build(()).print_help(sys.stderr)
         return 2
     code: int = args.call(args)
     return code
 
 
-def _joined(argv: list[str]) -> list[str]:
+def joined(argv: list[str]) -> list[str]:
     """An option whose value begins with dashes, as one word: argparse would take the value for an option of
     ours."""
     end = argv.index("--") if "--" in argv else len(argv)
@@ -81,22 +58,18 @@ def _joined(argv: list[str]) -> list[str]:
     return argv
 
 
-def _parser(wanted: str) -> argparse.ArgumentParser:
-    """The parser; only the requested command is fully defined in it."""
-    parser = argparse.ArgumentParser(
-        prog="lastcall",
-        description="Saves a training run when it is asked to stop, and resumes it.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"lastcall {lastcall.__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
-    module = COMMANDS[wanted][0] if wanted in COMMANDS else None
-    for name, (home, summary) in COMMANDS.items():
-        if home != module:
-            subparsers.add_parser(name, help=summary)
-    if module is not None:
-        importlib.import_module(f"lastcall.cli.{module}").add(subparsers)
-    return parser
+def _explained(error: OSError) -> str:
+    """Which file, and what to look at."""
+    if error.filename is None:
+        return str(error)
+    named = f"{error.filename}: {error.strerror}"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return f"{named}. Check the path."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{named}. See who may use it: ls -ld {error.filename}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{named}. See what is free: df -h {error.filename}"
+    return named
 
 
 def _complain(message: str) -> int:

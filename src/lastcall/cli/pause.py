@@ -15,17 +15,39 @@ from typing import Any
 
 from lastcall import errors
 from lastcall.cli import ls, output, watch
+from lastcall.cli import parser as parsers
 from lastcall.core.checkpoint import catalog as catalogs
 from lastcall.storage import files as storage
 
 _POLL = 0.1  # seconds
+_EXAMPLES = """examples:
+  lastcall pause runs/exp1
+  lastcall pause runs/exp1 --wait --timeout 120
+"""
+_RESUME_EXAMPLES = """examples:
+  lastcall resume runs/exp1
+"""
+_JSON = {
+    "directory": "the absolute path of the run",
+    "paused": "true",
+    "new": "whether this was the first request",
+    "was_running": "whether a run was active",
+    "left": "whether it has left by now",
+    "outcome": "how it left: saved, finished, ..., or null",
+    "checkpoint": "the checkpoint that it will resume from, or null",
+}
+_RESUME_JSON = {
+    "directory": "the absolute path of the run",
+    "paused": "false",
+    "was_paused": "whether it was paused until now",
+}
 
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "pause",
-        help="save and stop a run, and keep it stopped",
         description="Saves and stops a run. Even if it is started again, it waits until lastcall resume.",
+        epilog=_EXAMPLES,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
     parser.add_argument(
@@ -36,14 +58,19 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=float,
+        type=parsers.seconds,
         help="with --wait: stop waiting after this many seconds (the pause stays)",
     )
-    output.add_json(parser)
+    output.add_json(parser, _JSON)
     parser.set_defaults(call=run)
-    parser = subparsers.add_parser("resume", help="resume a paused run", description="Resumes a paused run.")
+    parser = subparsers.add_parser(
+        "resume",
+        description="Resumes a paused run. A process that waits in the directory continues at once; if "
+        "there is none, start the run again.",
+        epilog=_RESUME_EXAMPLES,
+    )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
-    output.add_json(parser)
+    output.add_json(parser, _RESUME_JSON)
     parser.set_defaults(call=resume)
 
 
@@ -70,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        output.write(_sentence(root, before, after, new=new, waited=args.wait, checkpoint=checkpoint))
+        said = _sentence(root, before, after, new=new, waited=args.wait, checkpoint=checkpoint)
+        output.say(said, state="saved" if checkpoint else "WITHOUT saving" if failed else "paused")
     return 1 if failed else 0
 
 
@@ -85,11 +113,11 @@ def resume(args: argparse.Namespace) -> int:
     if args.json:
         output.document({"directory": os.path.abspath(root), "paused": False, "was_paused": was_paused})
     elif was_paused:
-        output.write(
+        output.say(
             f"{root} is resumed: a process that waits there continues now; otherwise start the run again"
         )
     else:
-        output.write(f"{root} was not paused")
+        output.say(f"{root} was not paused")
     return 0
 
 
@@ -97,7 +125,8 @@ def _root(directory: Path) -> Path:
     root = ls.single(directory)
     if not (root / catalogs.PRIVATE).is_dir():
         raise errors.LastcallError(
-            f"{root} is not the directory of a lastcall run: it has no {catalogs.PRIVATE} folder."
+            f"{root} is not the directory of a lastcall run: it has no {catalogs.PRIVATE} folder. "
+            "Give the directory that was passed to protect()."
         )
     return root
 

@@ -12,24 +12,43 @@ if TYPE_CHECKING:
     from lastcall.drill.proof import Difference, ProofVerdict
 
 _SHOWN = 5
+_PROVED, _NOT_PROVED, _DIFFERENT, _NOTHING = "Identical", "NOT PROVED", "DIFFERENT", "Nothing was proved"
+FIELDS = {  # of its JSON
+    "identical": "whether the two runs are the same at every step compared",
+    "proved": "identical, and every checkpoint on the way was exact",
+    "steps": "steps of each run",
+    "compared": "steps compared after the resume",
+    "names": "how many names were compared",
+    "resumed": "the checkpoints that it resumed from",
+    "differences": "rank, step, name, undisturbed and resumed of each difference",
+    "cause": "what is probably missing, or null",
+    "uncertain": "names left out since they differ from run to run",
+}
+
+
+def word(verdict: ProofVerdict) -> str:
+    """How its first line begins."""
+    if verdict.problem is not None:
+        return _NOTHING
+    return _PROVED if verdict.proved else _NOT_PROVED if verdict.identical else _DIFFERENT
 
 
 def lines(verdict: ProofVerdict) -> Iterator[str]:
     from lastcall.drill import causes
 
     if verdict.problem is not None:
-        yield f"Nothing was proved: {verdict.problem}"
+        yield f"{_NOTHING}: {verdict.problem}"
     elif verdict.identical:
         compared = output.plural(verdict.compared, "step")
         found = f"{verdict.names} names compared at {compared} after the resume"
         if verdict.proved:
-            yield f"Identical after {verdict.steps} steps: {found}"
+            yield f"{_PROVED} after {verdict.steps} steps: {found}"
         else:
-            yield f"NOT PROVED, although identical up to now, after {verdict.steps} steps: {found}"
+            yield f"{_NOT_PROVED}, although identical up to now, after {verdict.steps} steps: {found}"
             yield from _not_exact(verdict)
     else:
         first = verdict.differences[0]
-        yield f"DIFFERENT from step {first.step} on{_of_rank(verdict, first)}:"
+        yield f"{_DIFFERENT} from step {first.step} on{_of_rank(verdict, first)}:"
         for one in verdict.differences[:_SHOWN]:
             yield (
                 f"  {one.name} is {causes.shown(one.resumed)}; without the preemption it is "

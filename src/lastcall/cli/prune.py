@@ -24,6 +24,22 @@ from lastcall.core.checkpoint.record import Entry
 from lastcall.core.checkpoint.retention import Keep
 from lastcall.storage import files as storage
 
+_EXAMPLES = """examples:
+  lastcall prune runs/exp1 --keep 3
+  lastcall prune runs/exp1 --keep 3 --monitor loss --apply
+"""
+_JSON = {
+    "directory": "the absolute path of the run",
+    "applied": "whether it was done (--apply)",
+    "remove": "the checkpoints to remove, each as in ls",
+    "remove[].why": "why it is removed",
+    "keep": "the checkpoints that stay, each as in ls",
+    "keep[].why": "why it stays",
+    "spare": "bytes of spare space to free",
+    "frees": "bytes that are freed in all",
+    "failed": "a sentence for each thing that could not be removed",
+}
+
 
 @dataclass(frozen=True)
 class PrunePlan:
@@ -38,10 +54,10 @@ class PrunePlan:
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "prune",
-        help="remove checkpoints that are no longer needed; shows first what would be removed",
         description="Shows what would be removed and how much space that frees; with --apply, removes it. "
         "The last two "
         "complete checkpoints and the best one are always kept.",
+        epilog=_EXAMPLES,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
     parser.add_argument(
@@ -59,13 +75,13 @@ def add(subparsers: Any) -> None:
         "--spare", action="store_true", help="free the spare space that is kept for the next save"
     )
     parser.add_argument("--apply", action="store_true", help="do it")
-    output.add_json(parser)
+    output.add_json(parser, _JSON)
     parser.set_defaults(call=run, parser=parser)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1. For example: 3")
     return int(text)
 
 
@@ -199,10 +215,11 @@ def _report(plan: PrunePlan, root: Path, args: argparse.Namespace, failed: list[
     if plan.spare:
         rows.append(("remove", "spare space", output.size(plan.spare), "kept for the next save"))
     if rows:
-        output.table(("", "CHECKPOINT", "SIZE", "WHY"), rows, right=("SIZE",))
+        head = ("", "CHECKPOINT", "SIZE", "WHY")
+        output.table(head, rows, right=("SIZE",), states=("",), folded={"WHY": 12})
     for sentence in failed:
-        output.write(sentence)
-    output.write(_verdict(plan, args, failed))
+        output.say(sentence)
+    output.say(_verdict(plan, args, failed))
 
 
 def _verdict(plan: PrunePlan, args: argparse.Namespace, failed: list[str]) -> str:

@@ -4,6 +4,7 @@ makes the job resume."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import shlex
@@ -12,25 +13,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lastcall import settings
+from lastcall.cli import output
+from lastcall.cli import parser as parsers
 from lastcall.launch import options as launch_options
 from lastcall.launch import platforms
 
 if TYPE_CHECKING:
     from lastcall.launch.options import LaunchOptions
+    from lastcall.launch.outcome import ExitVerdict
 
-_EXAMPLES = """
-examples:
-  lastcall run -- python train.py
-  lastcall run --grace 120 -- torchrun --nproc-per-node 8 train.py
-  lastcall run --stop-file /tmp/stop -- bash train.sh          # for a preStop hook: touch /tmp/stop
-  lastcall run --restart on-failure --max-restarts 5 -- python train.py
-  lastcall run --guard -- python train.py                      # survives SIGKILL, OOM kills and segfaults
-
-exit codes:
-  0 training finished · 75 saved, run me again (1 on Run:ai, 85 on HTCondor) · 143 SIGTERM and nothing saved
-  78 a setting is wrong · 126, 127 cannot start the command · 130 interrupted by a person
+_EXAMPLES = """exit codes:
+  0   training finished
+  75  saved, run me again (1 on Run:ai, 85 on HTCondor)
+  143 SIGTERM and nothing saved
+  78  a setting is wrong
+  126, 127 cannot start the command
+  130 interrupted by a person
   otherwise the command's own
+
+examples:
+  lastcall run --grace 120 -- torchrun --nproc-per-node 8 train.py
+  lastcall run --guard -- python train.py     # survives SIGKILL and OOM kills
 """
+_JSON = {
+    "exit_code": "the exit code of lastcall run",
+    "result": "ended, saved, stopped or failed",
+    "because": "the reason for the exit code",
+    "crashed": "whether it ended although nothing asked it to stop",
+}
 
 _RESTART = (
     'when to start the command again here: "on-preempt", after a training process got a notice, saved and '
@@ -46,13 +56,10 @@ _RESTART = (
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
-        help="run a command, and save it when it must stop",
         description="Starts any command (python, torchrun, accelerate, a shell script), forwards signals and "
-        "notices to "
-        "the training processes below it, gives them their whole grace, and exits with the code that makes "
-        "the platform restart the run.",
+        "notices to the training processes below it, gives them their whole grace, and exits with the code "
+        "that makes the platform restart the run.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="lastcall run [options] -- COMMAND [ARGUMENT ...]",
     )
     _add_times(parser.add_argument_group("time"))
@@ -66,7 +73,13 @@ def add(subparsers: Any) -> None:
         help="do not enable lastcall in programs that do not use it themselves",
     )
     level = _row("log_level")
-    parser.add_argument("--log-level", metavar="LEVEL", help=f"{level.allowed} (default: {level.default})")
+    levels = parser.add_argument(
+        "--log-level", metavar="LEVEL", help=f"{level.allowed} (default: {level.default})"
+    )
+    parsers.suggest(levels, level.allowed.removeprefix("one of ").split(", "))
+    output.add_json(
+        parser, _JSON, "at the end, print how it ended as one line of JSON, after the command's own output"
+    )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --"
     )
@@ -92,21 +105,23 @@ def _add_notices(notices: argparse._ArgumentGroup) -> None:
     notices.add_argument(
         "--stop-file", metavar="PATH", type=Path, help="treat the appearance of this file as a notice"
     )
-    notices.add_argument(
+    cloud = notices.add_argument(
         "--cloud",
         metavar="NAME",
         default="auto",
         help="the cloud whose metadata to watch: aws, gcp, azure, none (default: auto)",
     )
+    parsers.suggest(cloud, launch_options.CLOUDS)
 
 
 def _add_exit(ending: argparse._ArgumentGroup) -> None:
-    ending.add_argument(
+    platform = ending.add_argument(
         "--platform",
         metavar="NAME",
         default="auto",
         help=f"platform of this job: {', '.join(platforms.NAMES)} (default: auto)",
     )
+    parsers.suggest(platform, ("auto", *platforms.NAMES))
     ending.add_argument(
         "--exit-code",
         metavar="CODE",
@@ -120,7 +135,8 @@ def _add_exit(ending: argparse._ArgumentGroup) -> None:
 
 
 def _add_restarts(again: argparse._ArgumentGroup) -> None:
-    again.add_argument("--restart", metavar="WHEN", help=_RESTART)
+    restart = again.add_argument("--restart", metavar="WHEN", help=_RESTART)
+    parsers.suggest(restart, launch_options.RESTARTS)
     again.add_argument(
         "--max-restarts", metavar="N", help="restarts at most, not counting pauses (default: 10)"
     )
@@ -155,7 +171,20 @@ def _add_guard(guard: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     from lastcall.launch import command
 
-    return command.launch(parsed(args), os.environ)
+    return command.launch(parsed(args), os.environ, told=_tell if args.json else None)
+
+
+def _tell(verdict: ExitVerdict) -> None:
+    """On stdout, behind what the command has written there. A closed stdout must not change the exit code."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        output.line(
+            {
+                "exit_code": verdict.code,
+                "result": verdict.result.value,
+                "because": verdict.because,
+                "crashed": verdict.crashed,
+            }
+        )
 
 
 def parsed(args: argparse.Namespace) -> LaunchOptions:

@@ -17,6 +17,36 @@ from lastcall.core.checkpoint.record import Record
 from lastcall.formats import safetensors
 
 _SHORT = 12  # digits that are enough to distinguish two digests
+_EXAMPLES = """examples:
+  lastcall show runs/exp1
+  lastcall show runs/exp1/checkpoint-300 --json
+"""
+_JSON = {
+    **ls.CHECKPOINT,
+    "run": "the run's name for itself",
+    "save": "the name of the save, the same on all ranks",
+    "algorithm": "how digests are made",
+    "missing": "files that there was no time for",
+    "doubt": "why it is not exact although all that was handed over is in it",
+    "version": "the version of lastcall that wrote it",
+    "files": "its files",
+    "files[].name": "the name of the file",
+    "files[].size": "its bytes",
+    "files[].digest": "its digest",
+    "files[].chunk": "bytes of a chunk",
+    "files[].chunks": "the number of chunks",
+    "files[].tensors": "the number of tensors, or null where it holds none",
+    "files[].problem": "why its header cannot be read, or null",
+    "tensors": "what the tensor files hold",
+    "tensors.count": "the number of tensors",
+    "tensors.bytes": "their bytes",
+    "tensors.dtypes": "count and bytes for each dtype",
+    "resume": "what a run that starts now resumes from, or null",
+    "resume.name": "the name of that checkpoint",
+    "resume.step": "its step",
+    "resume.exact": "whether it is exact",
+    "resume.this": "whether it is the one shown",
+}
 
 
 @dataclass
@@ -39,13 +69,13 @@ class Tensors:
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "show",
-        help="show one checkpoint in detail",
         description="Shows one checkpoint in detail: the newest of a run, or the one named.",
+        epilog=_EXAMPLES,
     )
     parser.add_argument(
         "path", metavar="DIR[/checkpoint-N]", type=Path, help="the directory of a run, or a checkpoint"
     )
-    output.add_json(parser)
+    output.add_json(parser, _JSON)
     parser.set_defaults(call=run)
 
 
@@ -170,9 +200,15 @@ def _print(found: ls.Found, tensors: Tensors, resumed: ls.Found | None) -> None:
         (file.name, output.size(file.size), _count(tensors, file.name), file.digest[:_SHORT])
         for file in found.record.files
     ]
-    output.table(("FILE", "SIZE", "TENSORS", "DIGEST"), rows, right=("SIZE", "TENSORS"), indent="  ")
+    output.table(
+        ("FILE", "SIZE", "TENSORS", "DIGEST"),
+        rows,
+        right=("SIZE", "TENSORS"),
+        indent="  ",
+        spared=("DIGEST",),
+    )
     for problem in tensors.unreadable.values():
-        output.write(f"  {output.printable(problem)}")
+        output.say(f"  {output.printable(problem)}", hang="    ")
     if tensors.by_dtype:
         output.write()
         by_size = sorted(tensors.by_dtype.items(), key=lambda item: -item[1][1])
@@ -222,4 +258,4 @@ def _resumption(found: ls.Found, resumed: ls.Found | None) -> str:
 
 def _pairs(pairs: Mapping[str, str]) -> None:
     for name, value in pairs.items():
-        output.write(f"  {name:<12} {output.printable(value)}")
+        output.pair(name, value, 12, states=("status", "exact", "complete"))

@@ -24,6 +24,21 @@ from lastcall.storage import files as storage
 
 _BAR = 30
 _EVERY = 0.1  # seconds between two updates of the bar
+_EXAMPLES = """examples:
+  lastcall verify runs/exp1
+  lastcall verify --newest runs
+"""
+_JSON = {
+    "ok": "whether every byte is intact",
+    "checkpoints": "one entry for each checkpoint",
+    "checkpoints[].name": "the name of its folder",
+    "checkpoints[].path": "the absolute path of its folder",
+    "checkpoints[].step": "its step, or null",
+    "checkpoints[].result": "ok, damaged, unchecked (no record) or gone (removed meanwhile)",
+    "checkpoints[].problems": "what is damaged, file by file",
+    "checkpoints[].size": "its bytes",
+    "checkpoints[].seconds": "how long it took",
+}
 
 
 @dataclass(frozen=True)
@@ -40,9 +55,9 @@ class CheckpointVerification:
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "verify",
-        help="check every byte of checkpoints against its digest",
         description="Checks every byte of checkpoints against its digest. Exits with 0 if all match, "
         "otherwise with 1.",
+        epilog=_EXAMPLES,
     )
     parser.add_argument(
         "paths",
@@ -52,14 +67,17 @@ def add(subparsers: Any) -> None:
         help="runs (all their checkpoints), or single checkpoints",
     )
     parser.add_argument("--newest", action="store_true", help="only the newest checkpoint of each run")
-    output.add_json(parser)
+    output.add_json(parser, _JSON)
     parser.set_defaults(call=run)
 
 
 def run(args: argparse.Namespace) -> int:
     targets = [item for path in args.paths for item in _targets(path, newest=args.newest)]
     targets = list({os.path.abspath(item.path): item for item in targets}.values())
-    bar = Bar(sum(item.size for item in targets if item.record), show=not args.json and sys.stderr.isatty())
+    bar = Bar(
+        sum(item.size for item in targets if item.record),
+        show=not args.json and output.interactive(sys.stderr),
+    )
     engine = writer.Engine(files=bar)
     results = []
     try:
@@ -77,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.document({"ok": holds, "checkpoints": [_json(result) for result in results]})
     elif bad:
-        output.write(f"{len(bad)} of {output.plural(len(results), 'checkpoint')} cannot be trusted")
+        output.say(f"{len(bad)} of {output.plural(len(results), 'checkpoint')} cannot be trusted")
     elif not good:
-        output.write("nothing was verified: the checkpoints were removed in the meantime")
+        output.say("nothing was verified: the checkpoints were removed in the meantime")
     return 0 if holds else 1
 
 
@@ -140,14 +158,13 @@ def _print(result: CheckpointVerification) -> None:
         read = result.found.size / 1e6
         speed = f", {read / result.seconds:.0f} MB/s" if result.seconds > 0.01 and read > 1 else ""
         partial = ", partial" if result.found.record is not None and not result.found.record.complete else ""
-        output.write(
-            f"{name}: ok ({output.size(result.found.size)} in "
-            f"{output.duration(result.seconds)}{speed}{partial})"
-        )
+        took = output.duration(result.seconds)
+        said = f"ok ({output.size(result.found.size)} in {took}{speed}{partial})"
     elif result.result == "gone":
-        output.write(f"{name}: gone (the run removed it in the meantime)")
+        said = "gone (the run removed it in the meantime)"
     else:
-        output.write(f"{name}: {result.result}: {output.printable('; '.join(result.problems))}")
+        said = f"{result.result}: {output.printable('; '.join(result.problems))}"
+    output.say(f"{name}: {said}", hang="  ", state=result.result)
     sys.stdout.flush()
 
 

@@ -12,7 +12,6 @@ import argparse
 import fcntl
 import json
 import os
-import shutil
 import struct
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 from lastcall import events
 from lastcall.cli import ls, output
+from lastcall.cli import parser as parsers
 from lastcall.core.checkpoint import catalog as catalogs
 from lastcall.core.process import registry
 
@@ -31,15 +31,44 @@ _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length,
 # seconds: a run that wrote this recently is alive, even if this file system's locks are invisible on other
 # machines
 _FRESH = 3.0
+_MOMENT = len("2026-11-15 11:45:15  ")
 _STALE = 60.0  # ... and if it has no locks at all, this much silence counts as the end
 Event = dict[str, Any]
+_EXAMPLES = """examples:
+  lastcall watch runs/exp1
+  lastcall watch runs/exp1 --once --json
+"""
+_JSON = {
+    "at": "when this was found out",
+    "directory": "the absolute path of the run",
+    "state": "idle, starting, running, pausing, paused or ended",
+    "outcome": "how the last incarnation ended, while none is active; or null",
+    "pid": "the process that holds the directory, or null",
+    "run": "the run's name for itself",
+    "incarnation": "the number of the incarnation",
+    "resumed": "the checkpoint that it resumed from, or null",
+    "step": "the last step that is known",
+    "total": "steps in all, or null",
+    "epoch": "the epoch, or null",
+    "total_epochs": "epochs in all, or null",
+    "metrics": "the latest metrics",
+    "eval_metrics": "the latest metrics of an evaluation",
+    "steps_per_second": "its speed in this incarnation",
+    "eta_seconds": "seconds left at this speed, or null",
+    "progress_at": "when the run last wrote its progress",
+    "saving": "the event of a save in progress, or null",
+    "last_save": "the event of the last commit, or null",
+    "notice": "the event of the last notice, or null",
+    "not_saved": "the event of a save that failed after it, or null",
+    "paused": "when and by whom it was paused, or null",
+}
 
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "watch",
-        help="follow a run: step, metrics, speed, saves, notices",
         description="Follows a run until it ends.",
+        epilog=_EXAMPLES,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
     parser.add_argument("--once", action="store_true", help="print the status once and exit")
@@ -49,17 +78,17 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
-        type=float,
+        type=parsers.seconds,
         default=1.0,
         help="seconds between two updates (default: 1)",
     )
-    output.add_json(parser)
+    output.add_json(parser, _JSON, "print a JSON document on a line for each update")
     parser.set_defaults(call=run)
 
 
 def run(args: argparse.Namespace) -> int:
     watcher = Watcher(ls.single(args.directory))
-    show = _json if args.json else _Block() if sys.stdout.isatty() else _ChangeLines()
+    show = _json if args.json else _Block() if output.interactive(sys.stdout) else _ChangeLines()
     while True:
         now = watcher.look()
         show(now)
@@ -399,23 +428,29 @@ class _ChangeLines:
             return
         self._before = key
         facts = dict(_facts(status))
-        first = [facts.pop("state"), *(f"{name} {value}" for name, value in facts.items())]
-        output.write(f"{output.moment(status.at)}  {'; '.join(first)}")
+        state = facts.pop("state")
+        more = "".join(f"; {name} {value}" for name, value in facts.items())
+        text = f"{output.moment(status.at)}  {state}{more}"
+        output.say(text, hang=" " * _MOMENT, state=status.outcome or status.state)
         sys.stdout.flush()
 
 
 class _Block:
     """Prints a few lines on a terminal and updates them in place."""
 
-    def __init__(self, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns) -> None:
+    def __init__(self, width: Callable[[], int] = output.width) -> None:
         self._width = width
         self._lines = 0
 
     def __call__(self, status: RunStatus) -> None:
-        lines = [str(status.root), *(f"  {name:<10} {value}" for name, value in _facts(status))]
+        facts = dict(_facts(status))
+        lines = [str(status.root), *(f"  {name:<10} {value}" for name, value in facts.items())]
         back = f"\x1b[{self._lines}A\r\x1b[J" if self._lines else ""
         # a line that wraps would take two rows, and the cursor would not move up far enough
         room = max(self._width() - 1, 20)
-        sys.stdout.write(back + "".join(f"{output.printable(line)[:room]}\n" for line in lines))
+        shown = [output.printable(line)[:room] for line in lines]
+        for word in (status.state, status.outcome or ""):
+            shown[1] = shown[1].replace(word, output.state(word), 1)
+        sys.stdout.write(back + "".join(f"{line}\n" for line in shown))
         sys.stdout.flush()
         self._lines = len(lines)

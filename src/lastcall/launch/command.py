@@ -44,9 +44,13 @@ class CannotStart(Exception):
 
 
 def launch(
-    options: LaunchOptions, environ: Mapping[str, str], sources: Sequence[NoticeSource] | None = None
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    sources: Sequence[NoticeSource] | None = None,
+    told: Callable[[ExitVerdict], None] | None = None,
 ) -> int:
-    """The exit code. Signals stay blocked in this process afterwards: it is about to exit."""
+    """The exit code. `told` is called with how it ended. Signals stay blocked in this process afterwards: it
+    is about to exit."""
     platform, why = platforms.choose(options.platform, environ)
     exit_code = options.exit_code or platform.exit_code
     try:
@@ -79,6 +83,8 @@ def launch(
             return error.code
         if verdict.result is Result.SAVED and platform.name == "slurm" and platforms.requeue(environ):
             launcher.linger()
+        if told is not None:
+            told(verdict)
         return verdict.code
 
 

@@ -17,13 +17,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 90.0  # seconds until a test gives up; nothing is expected to take anywhere near it
+WIDE = "400"  # columns: every sentence of a command is on one line
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def environment(**more: str) -> dict[str, str]:
     """The environment of a child: ours, without settings of lastcall that somebody may have exported."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LASTCALL_")}
-    return {**inherited, **QUIET, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **more}
+    path = f"{ROOT / 'src'}:{ROOT / 'tests'}"
+    return {**inherited, **QUIET, "PYTHONPATH": path, "COLUMNS": WIDE, **more}
 
 
 def until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:

@@ -15,22 +15,10 @@ import lastcall
 from helpers.cli.harness import Cli, MakeRun
 from helpers.processes.forkserver import environment
 from lastcall import errors, settings
-from lastcall.cli import ls, main
+from lastcall.cli import ls
+from lastcall.cli import parser as parsers
 
-NAMES = [
-    "run",
-    "ls",
-    "show",
-    "verify",
-    "export",
-    "prune",
-    "watch",
-    "pause",
-    "resume",
-    "doctor",
-    "kube",
-    "drill",
-]
+NAMES = list(parsers.COMMANDS)
 
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -45,34 +33,61 @@ def failing(error: BaseException) -> Any:
     return run
 
 
-def test_the_commands_are_these_and_help_names_each(cli: Cli) -> None:
-    assert list(main.COMMANDS) == NAMES
-    said = cli("--help")
-    assert said.code == 0
-    assert [
-        line.split()[0] for line in said.lines if line.startswith("    ") and not line.startswith("     ")
-    ] == NAMES
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_each_command_has_a_module_that_registers_it_and_explains_itself(name: str, cli: Cli) -> None:
-    importlib.import_module(f"lastcall.cli.{main.COMMANDS[name][0]}")
+    importlib.import_module(f"lastcall.cli.{parsers.COMMANDS[name][0]}")
     said = cli(name, "--help")
     assert said.code == 0
     assert said.out.startswith(f"usage: lastcall {name}")
-    # what `run` writes is the command's own; those of `kube` take it
-    assert name in ("run", "kube") or "--json" in said.out
+    # the commands of `kube` take it; a script for a shell is no document
+    assert name in ("kube", "completion") or "--json" in said.out
 
 
 def test_the_version_is_that_of_the_package(cli: Cli) -> None:
     assert cli("--version").out == f"lastcall {lastcall.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("nope",), ("ls",), ("ls", "x", "--nope")])
-def test_wrong_usage_is_exit_code_2_and_says_how_it_goes(arguments: tuple[str, ...], cli: Cli) -> None:
-    said = cli(*arguments)
+def test_no_command_is_wrong_usage_and_shows_which_there_are(cli: Cli) -> None:
+    said = cli()
     assert (said.code, said.out) == (2, "")
-    assert "usage: lastcall" in said.err
+    assert said.err == cli("--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("verfy", "x"), "lastcall: there is no command 'verfy'. Did you mean: lastcall verify?"),
+        (("nope",), "lastcall: there is no command 'nope'. List them with: lastcall --help"),
+        (("--nope",), "lastcall: there is no option --nope. See: lastcall --help"),
+        (("ls",), "lastcall ls: the following arguments are required: DIR. See: lastcall ls --help"),
+        (("ls", "x", "--jsn"), "lastcall ls: there is no option --jsn. Did you mean --json?"),
+        (("show", "x", "y"), "lastcall show: 'y' is one word too many. See: lastcall show --help"),
+        (("kube", "pasue"), "lastcall kube: there is no command 'pasue'. Did you mean: lastcall kube pause?"),
+        (
+            ("export", "x", "y", "--format", "pts"),
+            "lastcall export: --format: 'pts' is not one of safetensors, pt. Did you mean pt?",
+        ),
+        (("run", "--grce", "5", "--", "x"), "lastcall run: there is no option --grce. Did you mean --grace?"),
+        (
+            ("watch", "x", "--interval", "-1"),
+            "lastcall watch: --interval: '-1' is negative. For example: 30",
+        ),
+        (
+            ("prune", "x", "--keep", "0"),
+            "lastcall prune: --keep: '0' is not a whole number of at least 1. For example: 3",
+        ),
+        (
+            ("kube", "webhook", "--port", "x"),
+            "lastcall kube webhook: --port: 'x' is not a port. For example: 8443",
+        ),
+        (("completion", "tcsh"), "lastcall completion: SHELL: 'tcsh' is not one of bash, zsh, fish"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_one_line_with_what_to_type(
+    arguments: tuple[str, ...], line: str, cli: Cli
+) -> None:
+    said = cli(*arguments)
+    assert (said.code, said.out, said.err) == (2, "", f"{line}\n")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +95,14 @@ def test_wrong_usage_is_exit_code_2_and_says_how_it_goes(arguments: tuple[str, .
     [
         (errors.LastcallError("it is\n so"), 1, "lastcall: it is so\n"),
         (errors.BusyError("in use"), 1, "lastcall: in use\n"),
-        (PermissionError(13, "Permission denied", "/x"), 1, "lastcall: /x: Permission denied\n"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            1,
+            "lastcall: /x: Permission denied. See who may use it: ls -ld /x\n",
+        ),
+        (FileNotFoundError(2, "No such file", "/x"), 1, "lastcall: /x: No such file. Check the path.\n"),
+        (OSError(28, "No space left", "/x"), 1, "lastcall: /x: No space left. See what is free: df -h /x\n"),
+        (OSError(5, "Input/output error", "/x"), 1, "lastcall: /x: Input/output error\n"),
         (OSError("odd"), 1, "lastcall: odd\n"),
         (SystemExit("words"), 1, "lastcall: words\n"),
         (SystemExit(None), 0, ""),
@@ -114,7 +136,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     import sys
     from lastcall.cli.main import main
     main(["--help"])
-    loaded = [name for name in sys.modules if name.startswith("lastcall.c") and name not in ("lastcall.cli", "lastcall.cli.main")]
+    loaded = [name for name in sys.modules if name.startswith("lastcall.c") and name not in ("lastcall.cli", "lastcall.cli.main", "lastcall.cli.parser")]
     assert loaded == [], loaded
     assert not {"torch", "numpy", "ctypes", "threading", "logging"} & set(sys.modules)
     """  # noqa: E501
@@ -187,7 +209,16 @@ def test_it_runs_as_a_module_in_a_directory_of_runs(make_run: MakeRun) -> None:
     assert "checkpoint-5" in done.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("run", "doctor", "kube", "drill")])
+OTHERS = (
+    "run",
+    "doctor",
+    "kube",
+    "drill",
+    "completion",
+)  # they take no directory, or one that need not exist
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OTHERS])
 def test_a_directory_that_is_not_there_or_holds_no_run_is_said_clearly(
     name: str, cli: Cli, tmp_path: Path
 ) -> None:

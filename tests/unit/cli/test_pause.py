@@ -95,7 +95,7 @@ def test_a_directory_that_no_run_has_used_cannot_be_paused(cli: Cli, tmp_path: P
         assert (said.code, said.err) == (
             1,
             f"lastcall: {tmp_path / 'hf'} is not the directory of a lastcall run: it has no .lastcall "
-            "folder.\n",
+            "folder. Give the directory that was passed to protect().\n",
         )
     assert os.listdir(tmp_path / "hf") == ["checkpoint-500"]
 

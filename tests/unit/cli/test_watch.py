@@ -280,9 +280,9 @@ def test_a_watch_that_comes_late_reads_what_was_rotated_away_too(tmp_path: Path)
 # ---- how it is shown ---------------------------------------------------------------------------------------
 
 
-def watching(root: Path, *more: str, **popen: Any) -> subprocess.Popen[str]:
+def watching(root: Path, *more: str, stdout: int, **env: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-u", "-m", "lastcall", "watch", str(root), "--interval", "0.05", *more]
-    return subprocess.Popen(argv, text=True, env=environment(), **popen)
+    return subprocess.Popen(argv, text=True, env=environment(**env), stdout=stdout)
 
 
 def test_a_pipe_gets_a_line_for_each_change_until_the_run_ends(told: Told, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_json_is_a_line_for_each_look_and_forever_outlives_the_run(told: Told) -
 def test_a_terminal_is_written_over_in_place_and_no_line_wraps(told: Told) -> None:
     told.start().at(1, **{f"a_long_name_of_a_metric_{n}": n for n in range(20)})
     ours, theirs = pty.openpty()
-    process = watching(told.root, "--forever", stdout=theirs)
+    process = watching(told.root, "--forever", stdout=theirs, COLUMNS="80", TERM="xterm", NO_COLOR="1")
     try:
         drawn = read_until(ours, lambda text: text.count("\x1b[J") >= 2)
     finally:

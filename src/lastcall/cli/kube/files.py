@@ -24,6 +24,29 @@ from lastcall.kube.inject.draft import applied, at
 from lastcall.kube.inject.inject import Injection
 
 _IMAGE = f"lastcall:{lastcall.__version__}"
+_MANIFEST_EXAMPLES = """examples:
+  lastcall kube manifest | kubectl apply -f -
+  lastcall kube manifest --format helm --output webhook
+"""
+_INJECT_EXAMPLES = """examples:
+  lastcall kube inject -f job.yaml | kubectl apply -f -
+  lastcall kube inject -f job.yaml --diff
+"""
+_MANIFEST_JSON = {
+    "apiVersion": "v1, without --output: that document is for kubectl and has no schema",
+    "kind": "List, without --output",
+    "items": "the objects, without --output",
+    "directory": "the folder, with --output",
+    "files": "the names of the files in it, with --output",
+}
+_INJECT_JSON = {
+    "objects": "one entry for each object of the file",
+    "objects[].object": "its kind and name",
+    "objects[].because": "why it is changed, or why not",
+    "objects[].protected": "whether it comes out protected",
+    "objects[].patch": "the changes, as a JSON patch",
+    "objects[].warnings": "what to look at",
+}
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -33,6 +56,7 @@ def add(commands: Any) -> None:
         help="print the objects that install the webhook",
         description="Prints the objects that install the webhook, including a certificate authority and its "
         "key.",
+        epilog=_MANIFEST_EXAMPLES,
     )
     parser.add_argument("--namespace", default="lastcall", help="the namespace to run in (default: lastcall)")
     parser.add_argument(
@@ -50,20 +74,26 @@ def add(commands: Any) -> None:
     ca.add_argument(
         "--cert-manager", action="store_true", help="let cert-manager issue and renew the certificate"
     )
-    parser.add_argument("--format", choices=("yaml", "kustomize", "helm"), default="yaml")
+    parser.add_argument(
+        "--format",
+        choices=("yaml", "kustomize", "helm"),
+        default="yaml",
+        help="yaml to stdout, or files of a kustomize base or a Helm chart (default: yaml)",
+    )
     parser.add_argument(
         "--output",
         metavar="DIR",
         type=Path,
         help="the folder for the files of a kustomize base or a Helm chart",
     )
-    output.add_json(parser)
+    output.add_json(parser, _MANIFEST_JSON, "print a List for kubectl; with --output, the names of the files")
     parser.set_defaults(call=manifest)
     parser = commands.add_parser(
         "inject",
         help="apply the webhook's change to a file",
         description="Prints the objects in a file as the webhook would change them, for users who may not "
         "install a webhook.",
+        epilog=_INJECT_EXAMPLES,
     )
     parser.add_argument(
         "-f", "--filename", metavar="FILE", required=True, help="YAML or JSON; - reads standard input"
@@ -73,7 +103,7 @@ def add(commands: Any) -> None:
         help="an image with lastcall, for an init container; if not given, the pods' own images must have it",
     )
     parser.add_argument("--diff", action="store_true", help="print only the changes, not the objects")
-    output.add_json(parser)
+    output.add_json(parser, _INJECT_JSON)
     parser.set_defaults(call=inject)
 
 
@@ -115,7 +145,7 @@ def manifest(args: argparse.Namespace) -> int:
     if args.json:
         output.document({"directory": str(args.output), "files": sorted(files)})
     else:
-        output.write(
+        output.say(
             f"{args.output}: {output.plural(len(files), 'file')}. They contain the authority's "
             "private key: keep them secret."
         )

@@ -5,15 +5,64 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lastcall import parsing
 from lastcall.cli import output
+from lastcall.cli import parser as parsers
 from lastcall.kube.jobs import jobs, progress, suspension
 from lastcall.kube.jobs.jobs import ClusterJob, JobStatus, PodStatus
 from lastcall.kube.jobs.kubectl import Kubectl
 
+_STATUS_EXAMPLES = """examples:
+  lastcall kube status trainjob/exp1 -n team
+  lastcall kube status exp1 --json
+"""
+_PAUSE_EXAMPLES = """examples:
+  lastcall kube pause trainjob/exp1 -n team
+  lastcall kube pause exp1 --timeout 300
+"""
+_RESUME_EXAMPLES = """examples:
+  lastcall kube resume trainjob/exp1 -n team
+"""
+_IDENTITY = {
+    "kind": "TrainJob, RayJob or Job",
+    "name": "the name of the job",
+    "namespace": "its namespace",
+}
+_STATUS_JSON = {
+    **_IDENTITY,
+    "state": "the state of the job: running, paused, queued, ...",
+    "pods": "one entry for each pod",
+    "pods[].name": "the name of the pod",
+    "pods[].phase": "its phase",
+    "pods[].leaving": "whether it is being deleted",
+    "pods[].node": "its node, or null",
+    "pods[].restarts": "how often its container was restarted",
+    "pods[].container": "the name of the training container",
+    "pods[].because": "why it waits or why it ended, or null",
+    "pods[].runs": "the runs in it",
+    "pods[].runs[].directory": "the directory of the run in the pod",
+    "pods[].runs[].progress": "its progress.json",
+    "pods[].runs[].start": "the event of its start, or null",
+    "pods[].runs[].last_save": "the event of its last commit, or null",
+    "pods[].runs[].notice": "the event of its last notice, or null",
+}
+_PAUSE_JSON = {
+    **_IDENTITY,
+    "paused": "true",
+    "new": "whether this was the first request",
+    "gone": "whether its pods are gone",
+    "pods": "how each pod ended",
+    "pods[].pod": "the name of the pod",
+    "pods[].outcome": "saved, not saved, finished, failed or left; null: unknown",
+    "pods[].words": "what it said",
+}
+_RESUME_JSON = {
+    **_IDENTITY,
+    "paused": "false",
+    "was_paused": "whether it was paused until now",
+}
 _JOB = "a TrainJob, RayJob or Job: trainjob/NAME, rayjob/NAME, job/NAME, or NAME if unambiguous"
 
 
@@ -23,8 +72,9 @@ def add(commands: Any) -> None:
         "status",
         help="show a job: pods, progress, checkpoints",
         description="Shows a job in a cluster: its pods, their progress and saves.",
+        epilog=_STATUS_EXAMPLES,
     )
-    _add_common(parser)
+    _add_common(parser, _STATUS_JSON)
     parser.set_defaults(call=status)
     parser = commands.add_parser(
         "pause",
@@ -32,24 +82,28 @@ def add(commands: Any) -> None:
         description="Suspends a job: its pods get SIGTERM, save and exit. Waits until they are gone and "
         "reports what "
         "they saved. Exits with 1 if they did not save.",
+        epilog=_PAUSE_EXAMPLES,
     )
-    _add_common(parser)
+    _add_common(parser, _PAUSE_JSON)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the pods are gone")
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=parsers.seconds,
         help="stop waiting after this many seconds (the job stays paused)",
     )
     parser.set_defaults(call=pause)
     parser = commands.add_parser(
-        "resume", help="resume a paused job", description="Resumes a paused job from what it saved."
+        "resume",
+        help="resume a paused job",
+        description="Resumes a paused job from what it saved.",
+        epilog=_RESUME_EXAMPLES,
     )
-    _add_common(parser)
+    _add_common(parser, _RESUME_JSON)
     parser.set_defaults(call=resume)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser, fields: Mapping[str, str]) -> None:
     parser.add_argument("job", metavar="JOB", help=_JOB)
     parser.add_argument(
         "-n", "--namespace", metavar="NAME", help="its namespace (default: that of the context)"
@@ -60,15 +114,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubectl", metavar="PATH", default="kubectl", help="the kubectl program to use (default: kubectl)"
     )
-    output.add_json(parser)
-
-
-def _seconds(text: str) -> float:
-    """A ValueError becomes argparse's message."""
-    try:
-        return parsing.seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+    output.add_json(parser, fields)
 
 
 def status(args: argparse.Namespace) -> int:
@@ -82,14 +128,14 @@ def status(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    output.write(f"{found.target} in {found.target.namespace}: {found.state}")
+    output.say(f"{found.target} in {found.target.namespace}: {found.state}", state=found.state)
     for item in found.pods:
-        output.write(_pod_line(item))
+        output.say(_pod_line(item), hang="    ")
         for run in item.runs:
             for name, value in _facts(run, time.time()):
-                output.write(f"    {name:<10} {output.printable(value)}")
+                output.pair(name, value, 10, "    ")
     if hint := _hint(found):
-        output.write(hint)
+        output.say(hint)
     return 0
 
 
@@ -107,7 +153,7 @@ def pause(args: argparse.Namespace) -> int:
             {**_identity(done.target), "paused": True, "new": done.new, "gone": done.gone, "pods": endings}
         )
     else:
-        output.write(_sentence(done))
+        output.say(_sentence(done), state="WITHOUT saving" if done.lost else "paused")
     return 1 if done.lost or (done.waited and not done.gone) else 0
 
 
@@ -116,9 +162,9 @@ def resume(args: argparse.Namespace) -> int:
     if args.json:
         output.document({**_identity(target), "paused": False, "was_paused": was_paused})
     elif was_paused:
-        output.write(f"{target} is resumed. Follow it with: lastcall kube status {target}{_where(target)}")
+        output.say(f"{target} is resumed. Follow it with: lastcall kube status {target}{_where(target)}")
     else:
-        output.write(f"{target} was not paused")
+        output.say(f"{target} was not paused")
     return 0
 
 

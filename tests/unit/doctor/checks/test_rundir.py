@@ -193,7 +193,10 @@ def test_options_that_make_no_sense_are_refused(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["doctor", *option]) == 2
-    assert "usage: lastcall" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("lastcall doctor: ")
+    assert "For example: " in said.err or "lastcall doctor --help" in said.err
 
 
 def test_what_follows_two_dashes_is_the_command_and_never_the_directory(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import time
 
@@ -59,16 +58,3 @@ def test_a_moment_is_local_time_and_nonsense_is_no_error() -> None:
 def test_nothing_from_a_file_reaches_the_terminal_as_a_command() -> None:
     assert output.printable("SIGTERM\x1b[2J\n\x07 é") == "SIGTERM\\x1b[2J\\n\\x07 é"
     assert output.printable("\ud800") == "\\ud800"
-
-
-def test_json_holds_no_number_that_other_readers_refuse(capsys: pytest.CaptureFixture[str]) -> None:
-    output.document({"metrics": {"loss": math.nan, "lr": [math.inf, 1.0]}})
-    output.line({"a": None})
-    first, last = capsys.readouterr().out.rsplit("}\n", 2)[0] + "}", '{"schema": 1, "a": null}'
-    assert json.loads(first) == {"schema": 1, "metrics": {"loss": "nan", "lr": ["inf", 1.0]}}
-    assert json.loads(last) == {"schema": 1, "a": None}
-
-
-def test_a_table_is_as_wide_as_what_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(("NAME", "N"), [("a", "1"), ("longer\n", "100")], right=("N",))
-    assert capsys.readouterr().out.splitlines() == ["NAME        N", "a           1", "longer\\n  100"]
