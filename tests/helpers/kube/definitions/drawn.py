@@ -80,8 +80,8 @@ class _Drawing:
                 return self._list(schema, name, depth)
             case "integer" | "number":
                 bits = BITS.get(schema.get("format", ""), 31)
-                least, most = schema.get("minimum", -(2**bits)), schema.get("maximum", 2**bits - 1)
-                return self._draw(st.integers(max(least, -(2**bits)), min(most, 2**bits - 1)))
+                least, most = schema.get("minimum", 0), schema.get("maximum", 2**bits - 1)
+                return self._draw(st.integers(least, min(most, 2**bits - 1)))
             case "boolean":
                 return self._draw(st.booleans())
         return self._draw(_texts(schema, name))
@@ -126,6 +126,8 @@ def _texts(schema: Schema, name: str) -> st.SearchStrategy[str]:
         return st.just("2026-01-01T00:00:00Z")
     least, most = schema.get("minLength", 0), schema.get("maxLength", 1000)
     if "pattern" in schema:
-        return st.from_regex(schema["pattern"]).map(str.strip).filter(lambda it: least <= len(it) <= most)
+        return (
+            st.from_regex(str(schema["pattern"])).map(str.strip).filter(lambda it: least <= len(it) <= most)
+        )
     words = [word for word in _WORDS.get(name, _TEXTS) if least <= len(word) <= most]
     return st.sampled_from(words) if words else st.text("ab-", min_size=least, max_size=least + 3)

@@ -2,7 +2,8 @@
 
 TrainJob, the runtimes, JobSet and all pods are made from the models that Kubeflow publishes as a Python
 package (kubeflow_trainer_api). Of the kinds without a published model only the places of their pods are said:
-anything else is taken as it is. Rules are those that the tests are about: models have lost them all.
+anything else is taken as it is. Rules, which models have lost, are those that tests are about. None of these
+kinds has a status here.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _expanded(name: str, given: Schema, known: Schema) -> Schema:
 
 
 def _open(*required: str, **fields: Schema) -> Schema:
-    """What is not among the fields is taken as it is."""
+    """Other fields are taken as they are."""
     kept = {"x-kubernetes-preserve-unknown-fields": True}
     return {"type": "object", "properties": fields, "required": list(required), **kept}
 
@@ -95,8 +96,7 @@ def definitions() -> list[Schema]:
     group = _open("template", template=pods)
     cluster = _open("headGroupSpec", headGroupSpec=group, workerGroupSpecs={"type": "array", "items": group})
     replicas = {"type": "object", "additionalProperties": _open(template=pods)}
-    sets = {"type": "array", "items": _open("template", name=_TEXT, template=pods), **_by("name")}
-    sets["items"]["required"].append("name")
+    sets = {"type": "array", "items": _open("name", "template", name=_TEXT, template=pods), **_by("name")}
     runtime = _published("TrainerV1alpha1TrainingRuntimeSpec")
     trainer = "trainer.kubeflow.org/v1alpha1"
     return [
@@ -116,22 +116,10 @@ def definitions() -> list[Schema]:
 
 def _definition(kind: str, api: str, spec: Schema, scope: str = "Namespaced") -> Schema:
     group, _, version = api.partition("/")
-    plural, status = f"{kind.lower()}s", _open()
-    fields = {
-        "apiVersion": _TEXT,
-        "kind": _TEXT,
-        "metadata": {"type": "object"},
-        "spec": spec,
-        "status": status,
-    }
+    plural = f"{kind.lower()}s"
+    fields = {"apiVersion": _TEXT, "kind": _TEXT, "metadata": {"type": "object"}, "spec": spec}
     schema = {"openAPIV3Schema": {"type": "object", "properties": fields}}
-    served = {
-        "name": version,
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "schema": schema,
-    }
+    served = {"name": version, "served": True, "storage": True, "schema": schema}
     names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

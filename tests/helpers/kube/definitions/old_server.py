@@ -1,12 +1,12 @@
-"""A project's definition as the Kubernetes of tests/kube takes it: 1.20, built by a Go that is younger.
+"""A project's definition as the Kubernetes 1.20 of tests/kube takes it.
 
 What goes, and why the tests lose nothing by it:
 
 - `x-kubernetes-validations`: rules in CEL, of 1.23. This server would drop them itself; `kubectl apply`
   refuses them. Most say that a field never changes once it is set; none is about a value that lastcall sets.
 - `selectableFields`: what `kubectl get --field-selector` may ask for, of 1.30. Nothing here asks.
-- the default "" of a name. With a Go from 1.16 on, this server takes an empty text for null, and refuses it.
-  A name that is missing stays missing, which every reader takes for the same.
+- the default "" of a name. This server, as it is built here, takes an empty text for null, and refuses it. A
+  name that is missing stays missing, which every reader takes for the same.
 - the keys of a list where one is neither required nor has a default, as after that (imagePullSecrets): every
   version refuses such a definition. The list is a plain one then, and takes two items with the same name, as
   Kubernetes itself does in a pod.
