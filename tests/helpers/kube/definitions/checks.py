@@ -1,8 +1,8 @@
 """What an API server says of an object by a schema: what it would refuse, and what it would drop without a
 word.
 
-Rules in CEL are left out (KNOWN has them as what is passed over): most say that a field never changes, and
-none is about a field that lastcall writes.
+Rules in CEL are passed over. Those about fields that lastcall writes say that these never change, which
+tests/property/test_kube_definitions.py looks at without them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 What goes, and why the tests lose nothing by it:
 
 - `x-kubernetes-validations`: rules in CEL, of 1.23. This server would drop them itself; `kubectl apply`
-  refuses them. Most say that a field never changes once it is set; none is about a value that lastcall sets.
+  refuses them. Those about fields that lastcall writes say that these never change, which
+  tests/property/test_kube_definitions.py looks at without them.
 - `selectableFields`: what `kubectl get --field-selector` may ask for, of 1.30. Nothing here asks.
 - the default "" of a name. This server, as it is built here, takes an empty text for null, and refuses it. A
   name that is missing stays missing, which every reader takes for the same.
