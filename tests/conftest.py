@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from helpers.kube.definitions import kinds as kube_kinds
 from helpers.processes.forkserver import Nursery, opened
 from helpers.report.durations import Durations
 from helpers.report.progress_line import ProgressLine
@@ -26,6 +27,8 @@ settings.load_profile("lastcall")
 
 TESTS = Path(__file__).resolve().parent
 QUICK = ("unit", "property", "conformance", "house")  # folders; elsewhere what is marked `smoke`
+# tests of kinds of Kubernetes by their projects' definitions, which may be missing here
+_BY_DEFINITIONS = ("tests/property/test_kube_d", "tests/integration/kube/test_d", "tests/kube/")
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -76,6 +79,9 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     findings_table.write(terminalreporter, config)
+    ran = {getattr(one, "nodeid", "") for some in terminalreporter.stats.values() for one in some}
+    if (line := kube_kinds.missing()) and any(name.startswith(_BY_DEFINITIONS) for name in ran):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

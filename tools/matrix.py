@@ -25,7 +25,16 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 FOLDERS = ("unit", "property", "conformance")
 FRAMEWORKS = {"torch", "numpy", "safetensors", "torchdata", "webdataset", "more_itertools"}
-FRAMEWORKS |= {"transformers", "accelerate", "peft", "kubeflow", "ray", "lightning", "pyarrow"}
+FRAMEWORKS |= {
+    "transformers",
+    "accelerate",
+    "peft",
+    "kubeflow",
+    "kubeflow_trainer_api",
+    "ray",
+    "lightning",
+    "pyarrow",
+}
 _WITHOUT = ["xxhash", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
 _WITHOUT += ["starlette", "uvicorn", "cryptography", "boto3", "PyYAML"]
 _SCRIPT = re.compile(r"\b(?:import|from) (?:" + "|".join(FRAMEWORKS) + r")\b|lastcall\.protect\(")

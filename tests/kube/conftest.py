@@ -14,6 +14,7 @@ from helpers.kube import build as kube_build
 from helpers.kube.api import until
 from helpers.kube.cluster import Cluster
 from helpers.kube.definitions import kinds as kube_kinds
+from helpers.kube.definitions import old_server
 from helpers.kube.webhook import Webhook
 
 HERE = Path(__file__).resolve().parent
@@ -42,9 +43,11 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def kinds(cluster: Cluster) -> Cluster:
-    """The same, with the kinds of KubeRay, Kubeflow and JobSet."""
-    names = [cluster.api.create(definition)["metadata"]["name"] for definition in kube_kinds.definitions()]
-    for name in names:
+    """The same, with the kinds of KubeRay, Kubeflow, JobSet and Kueue."""
+    found = kube_kinds.definitions()
+    for definition in found.values():
+        cluster.api.create(old_server.fitted(definition))
+    for name in found:
         until(lambda name=name: established(cluster, name), lambda name=name: f"{name} to be served")  # type: ignore[misc]
     return cluster
 
