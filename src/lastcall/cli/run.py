@@ -17,6 +17,7 @@ from lastcall.cli import output
 from lastcall.cli import parser as parsers
 from lastcall.launch import options as launch_options
 from lastcall.launch import platforms
+from lastcall.notices.cloud import CLOUDS
 
 if TYPE_CHECKING:
     from lastcall.launch.options import LaunchOptions
@@ -111,7 +112,7 @@ def _add_notices(notices: argparse._ArgumentGroup) -> None:
         default="auto",
         help="the cloud whose metadata to watch: aws, gcp, azure, none (default: auto)",
     )
-    parsers.suggest(cloud, launch_options.CLOUDS)
+    parsers.suggest(cloud, CLOUDS)
 
 
 def _add_exit(ending: argparse._ArgumentGroup) -> None:
@@ -189,8 +190,6 @@ def _tell(verdict: ExitVerdict) -> None:
 
 def parsed(args: argparse.Namespace) -> LaunchOptions:
     """Raises ConfigError (exit code 78) where something is wrong."""
-    from lastcall.notices import sources
-
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
         settings.fail(
@@ -212,7 +211,7 @@ def parsed(args: argparse.Namespace) -> LaunchOptions:
         grace_given=origins["grace"] != "default",
         kill_after=None if args.kill_after is None else _seconds("--kill-after", args.kill_after),
         stop_file=args.stop_file,
-        cloud=_one_of("--cloud", args.cloud, sources.CLOUDS),
+        cloud=_one_of("--cloud", args.cloud, CLOUDS),
         platform=_one_of("--platform", args.platform, ("auto", *platforms.NAMES)),
         exit_code=None if origins["exit_code"] == "default" else config.exit_code,
         restart=_one_of(

@@ -12,11 +12,10 @@ from typing import Protocol
 from lastcall import clock as clocks
 from lastcall import settings
 from lastcall.notices import files, walltime
-from lastcall.notices.cloud import aws, azure, detect, gcp
+from lastcall.notices.cloud import CLOUDS, aws, azure, detect, gcp
 from lastcall.notices.cloud.metadata import Metadata
 from lastcall.types import Notice
 
-CLOUDS = ("auto", "aws", "gcp", "azure", "none")
 _ENDPOINTS = {
     "aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT",  # the variables of Amazon's own libraries
     "gcp": "GCE_METADATA_HOST",  # the variables of Google's own libraries
