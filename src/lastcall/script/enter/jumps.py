@@ -44,7 +44,7 @@ class Force:
         """The line where the frame is now; None if it has done all there is to do. `written`: variables that
         a program has changed."""
         if self.program is None:
-            return _jump(frame, self.target)
+            return jump(frame, self.target)
         own = {**frame.f_locals, **written}
         space = rewrite.run(self.program, frame, written)
         known = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
@@ -57,14 +57,14 @@ class Force:
                 if name in space and (name not in own or own[name] is not space[name])
             }
         )
-        return _jump(frame, self.behind)
+        return jump(frame, self.behind)
 
 
 class _Refused(Exception):
     """Python does not let the frame jump there."""
 
 
-def _jump(frame: FrameType, line: int | None) -> int | None:
+def jump(frame: FrameType, line: int | None) -> int | None:
     if line is not None:
         try:
             with warnings.catch_warnings():
