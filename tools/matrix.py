@@ -29,6 +29,7 @@ from typing import NamedTuple, TypeGuard
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 FOLDERS = ("unit", "property", "conformance")
+_MADE_FROM = ("constraints.txt", "pyproject.toml", "requirements-dev.txt", "tools/matrix.py")
 FRAMEWORKS = {"torch", "numpy", "safetensors", "torchdata", "webdataset", "more_itertools"}
 FRAMEWORKS |= {"transformers", "accelerate", "peft", "kubeflow", "ray", "lightning", "pyarrow"}
 _WITHOUT = ["xxhash", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
@@ -175,7 +176,7 @@ def _environment(found: Interpreter, name: str, packages: list[str]) -> list[str
     """The command of its Python."""
     folder = ROOT / ".venv-matrix" / name
     made, python = folder / ".made", [*found.prefix, str(folder / "bin/python")]
-    newest = max((ROOT / name).stat().st_mtime for name in ("constraints.txt", "pyproject.toml"))
+    newest = max((ROOT / name).stat().st_mtime for name in _MADE_FROM)
     if not made.exists() or made.stat().st_mtime < newest:
         subprocess.run([*found.prefix, found.python, "-m", "venv", folder], check=True)
         pip = [*python, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
