@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
@@ -127,11 +127,11 @@ def _reached(file: Path) -> tuple[bool, frozenset[Path]]:
             if name.split(".")[0] in FRAMEWORKS:
                 return True, frozenset()
             others.update(_files(name))
-        if not ours and isinstance(node, ast.expr) and _is_text(node):
-            if _SCRIPT.search(node.value):
+        if not ours and (text := _text(node)):
+            if _SCRIPT.search(text):
                 return True, frozenset()
-            script = file.parent / "scripts" / Path(node.value[:200]).name
-            if node.value.endswith(".py") and script.is_file():
+            script = file.parent / "scripts" / Path(text[:200]).name
+            if text.endswith(".py") and script.is_file():
                 others.add(script)
     return False, frozenset(others)
 
@@ -154,11 +154,11 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield node.module
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _BY_NAME:
-        yield from (each.value for each in node.args[:1] if _is_text(each))
+        yield from filter(None, map(_text, node.args[:1]))
 
 
-def _is_text(node: ast.expr) -> TypeGuard[ast.Constant]:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _text(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _files(name: str) -> Iterator[Path]:
