@@ -17,6 +17,7 @@ log = logging.getLogger("lastcall")
 
 # of CPython, with its lock: the layouts of objects are its own, and on another Python id() is no address
 TESTED = ((3, 11), (3, 12), (3, 13), (3, 14))
+_NOT_FOUND = "its words are not where they are in the interpreters that lastcall was tested with"
 _HEAD = object.__basicsize__  # where the fields of a C object start
 _SIZE = 2500  # 624 words and a position
 _ORDER: Any = "little" if struct.pack("=I", 1)[0] else "big"
@@ -90,7 +91,7 @@ class Python:
             if self.read() != _official_python():
                 self.view = None
         if self.view is None:
-            _explain("python", "its words are not found")
+            _explain("python", _NOT_FOUND)
 
     def read(self) -> PythonRaw:
         if self.view is None:
@@ -118,7 +119,7 @@ class Numpy:
         this = untested()
         self._offset = 0 if this else _find_spare(np)
         if not self._offset:
-            _explain("numpy", f"lastcall was not tested with {this}" if this else "its words are not found")
+            _explain("numpy", f"lastcall was not tested with {this}" if this else _NOT_FOUND)
         self.spare = memoryview(b"")
 
     def read(self) -> NumpyRaw | dict[str, object]:
@@ -144,6 +145,7 @@ class Numpy:
             or NumpyRaw(self.view.tobytes(), self.spare.tobytes()).words() != official.words()
         ):
             self.view = None
+            _explain("numpy", _NOT_FOUND)
 
 
 def apart(words: bytes, gauss: float | None) -> tuple[PythonRaw, NumpyRaw]:

@@ -87,4 +87,4 @@ def test_words_that_are_not_where_they_were_are_asked_for_officially_and_one_lin
     for _ in range(2):
         assert mersenne.Python().view is None
     (line,) = caplog.messages
-    assert line.endswith("its words are not found")
+    assert line.endswith(mersenne._NOT_FOUND)
