@@ -109,6 +109,20 @@ SHAPES = {
                     finally:
                         done(step)
         """,
+    "with in with": """
+        def main():
+            total = 0
+            for step in range(begin(), 12):
+                total += step
+                stepped(step)
+                if step % every == 999:
+                    with context() as outer:
+                        kept = outer
+                        with context() as inner:
+                            save(step, max([each for each in [total, 0] if step >= -1]))
+                        kept = inner
+                done(step)
+        """,
     "a module": """
         total = 0
         for step in range(begin(), 12):
