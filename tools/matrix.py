@@ -258,7 +258,7 @@ def _run(version: str, found: Interpreter, frameworks: bool, jobs: int) -> Row:
     what = KINDS[frameworks]
     sys.stdout.write(f"Python {found.exact} ({found.python}), {what} ...\n")
     sys.stdout.flush()
-    packages = ["-r", str(ROOT / "requirements-dev.txt")] if frameworks else _WITHOUT
+    packages = ["xxhash", "-r", str(ROOT / "requirements-dev.txt")] if frameworks else _WITHOUT
     began = time.monotonic()
     try:
         python = _environment(found, f"{version}-torch" if frameworks else version, packages)
