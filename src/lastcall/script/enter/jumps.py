@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,14 @@ from typing import Any
 from lastcall.script.find.points import Point
 from lastcall.script.source import rewrite
 from lastcall.script.source.conditions import Need
-from lastcall.script.source.scopes import Scope
+from lastcall.script.source.scopes import Scope, below
 
 log = logging.getLogger("lastcall")
+
+_WITH = (ast.With, ast.AsyncWith)
+# The end of a `with` block has the line of its beginning. Where the block holds another one, Python 3.14 can
+# take the end for the beginning: after a jump to that line it calls what is no function (seen with 3.14.10).
+_MISTAKES_WITH = sys.version_info >= (3, 14)
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Force:
         """The line where the frame is now; None if it has done all there is to do. `written`: variables that
         a program has changed."""
         if self.program is None:
-            return _jump(frame, self.target)
+            return jump(frame, self.target)
         own = {**frame.f_locals, **written}
         space = rewrite.run(self.program, frame, written)
         known = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
@@ -57,14 +63,14 @@ class Force:
                 if name in space and (name not in own or own[name] is not space[name])
             }
         )
-        return _jump(frame, self.behind)
+        return jump(frame, self.behind)
 
 
 class _Refused(Exception):
     """Python does not let the frame jump there."""
 
 
-def _jump(frame: FrameType, line: int | None) -> int | None:
+def jump(frame: FrameType, line: int | None) -> int | None:
     if line is not None:
         try:
             with warnings.catch_warnings():
@@ -119,12 +125,17 @@ def of_needs(needs: Sequence[Need]) -> Iterator[Force]:
             continue
         target = _target(need)
         # a jump would make the script report that this was the best
-        if target is not None and not need.metric:
+        if target is not None and not need.metric and not (_MISTAKES_WITH and _leads_to_nested_with(need)):
             yield Force(
                 need.scope.code, _lines(need), rewrite.expression(assumed, need.scope), need.want, target
             )
         else:
             yield _run(need, needs)
+
+
+def _leads_to_nested_with(need: Need) -> bool:
+    first = need.holder.body[0] if need.want and isinstance(need.holder, ast.If | ast.match_case) else None
+    return isinstance(first, _WITH) and any(isinstance(node, _WITH) for node in below(first))
 
 
 def _run(need: Need, needs: Iterable[Need]) -> Force:

@@ -17,7 +17,7 @@ from lastcall.script.source import sources
 
 Loop = ast.For | ast.While | ast.AsyncFor
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-_CACHE = dis.opmap["CACHE"]
+_CACHE = dis.opmap.get("CACHE", -1)  # another Python may have none
 _LISTED = 32  # callbacks
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # Their functions hold no save of the script's, and are many.

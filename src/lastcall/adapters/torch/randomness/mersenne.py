@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 import random
 import struct
+import sys
+import sysconfig
 from typing import Any, NamedTuple
 
 from lastcall import errors
 
+log = logging.getLogger("lastcall")
+
+# of CPython, with its lock: the layouts of objects are its own, and on another Python id() is no address
+TESTED = ((3, 11), (3, 12), (3, 13), (3, 14))
+_NOT_FOUND = "its words are not where they are in the interpreters that lastcall was tested with"
 _HEAD = object.__basicsize__  # where the fields of a C object start
 _SIZE = 2500  # 624 words and a position
 _ORDER: Any = "little" if struct.pack("=I", 1)[0] else "big"
@@ -45,6 +54,25 @@ class NumpyRaw(NamedTuple):
         return Words(self.raw[:2496], int.from_bytes(self.raw[2496:], _ORDER), gauss if has else None)
 
 
+def untested() -> str:
+    """What this Python is, where lastcall was not tested with it; nothing is read from its memory then."""
+    kind, version = sys.implementation.name, sys.version_info[:2]
+    free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    if kind == "cpython" and version in TESTED and not free:
+        return ""
+    return f"{kind} {version[0]}.{version[1]}{' without its lock' if free else ''}"
+
+
+@functools.cache
+def _explain(whose: str, because: str) -> None:
+    """Once a process."""
+    log.info(
+        "The random state of %s is copied by its official getter, which takes up to 70 µs each time: %s",
+        whose,
+        because,
+    )
+
+
 def at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address))
 
@@ -55,10 +83,15 @@ class Python:
     def __init__(self) -> None:
         self.instance: Any = getattr(random, "_inst", None)
         self.view: memoryview | None = None
+        if this := untested():
+            _explain("python", f"lastcall was not tested with {this}")
+            return
         if self.instance is not None and type(self.instance).__basicsize__ >= _HEAD + _SIZE:
             self.view = at(id(self.instance) + _HEAD, _SIZE)
             if self.read() != _official_python():
                 self.view = None
+        if self.view is None:
+            _explain("python", _NOT_FOUND)
 
     def read(self) -> PythonRaw:
         if self.view is None:
@@ -83,7 +116,10 @@ class Numpy:
         self.mtrand: Any = np.random.mtrand
         self.generator: Any = None
         self.view: memoryview | None = None
-        self._offset = _find_spare(np)
+        this = untested()
+        self._offset = 0 if this else _find_spare(np)
+        if not self._offset:
+            _explain("numpy", f"lastcall was not tested with {this}" if this else _NOT_FOUND)
         self.spare = memoryview(b"")
 
     def read(self) -> NumpyRaw | dict[str, object]:
@@ -109,6 +145,7 @@ class Numpy:
             or NumpyRaw(self.view.tobytes(), self.spare.tobytes()).words() != official.words()
         ):
             self.view = None
+            _explain("numpy", _NOT_FOUND)
 
 
 def apart(words: bytes, gauss: float | None) -> tuple[PythonRaw, NumpyRaw]:

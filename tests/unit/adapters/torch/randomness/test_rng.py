@@ -111,6 +111,24 @@ def test_the_official_getters_serve_where_the_raw_words_are_not_where_they_are_t
     assert draw() == wanted
 
 
+def test_an_interpreter_that_was_not_tested_has_its_generators_copied_officially_and_a_line_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lastcall")
+    monkeypatch.setattr(mersenne, "untested", lambda: "cpython 3.15")
+    monkeypatch.setattr(mersenne, "at", lambda address, nbytes: pytest.fail("its memory was read"))
+    mersenne._explain.cache_clear()
+    randomness = rng.Randomness()
+    captured = randomness.capture()
+    mersenne._explain.cache_clear()
+    wanted = draw()
+    randomness.restore(captured)
+    assert draw() == wanted
+    python, numpy = caplog.messages
+    assert "of python is copied" in python and "of numpy is copied" in numpy
+    assert all(line.endswith("lastcall was not tested with cpython 3.15") for line in (python, numpy))
+
+
 def test_the_spare_normal_number_of_numpy_is_followed_when_it_is_used_up() -> None:
     numpy = mersenne.Numpy()
     np.random.seed(3)

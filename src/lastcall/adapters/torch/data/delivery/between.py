@@ -27,6 +27,7 @@ from lastcall.adapters.torch.loop import counting
 from lastcall.core.checkpoint.doubts import Doubts
 from lastcall.script.source import scopes
 
+_FOR_ITER = dis.opmap.get("FOR_ITER")  # None on another Python
 _DEEP = 4  # iterators around an iterator that are looked at
 _HANDING_ON = (
     zip,
@@ -118,7 +119,9 @@ def look_for_calls(frame: types.FrameType | None, loader: str, doubts: Doubts) -
     ):
         return
     code = frame.f_code
-    if frame.f_lasti >= 0 and code.co_code[scopes.instruction(frame)] == dis.opmap["FOR_ITER"]:
+    if _FOR_ITER is None:
+        return  # nothing tells the loop from a call
+    if frame.f_lasti >= 0 and code.co_code[scopes.instruction(frame)] == _FOR_ITER:
         return  # the loop itself
     doubts.add(
         f"`{code.co_qualname}` ({os.path.basename(code.co_filename)}:{frame.f_lineno}) draws batches of "
