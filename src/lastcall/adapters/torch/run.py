@@ -439,6 +439,8 @@ class Run:
             repeats.check(sys._getframe(1), self._where, self, self._subject.doubts, batches=False)
             # __enter__ has put the generators back; this step has drawn from them
             self._subject.restored_randomness = None
+            if self._prelude is not None:
+                self._prelude.end()
             self._prelude = None
         elif not self._ticked and self._epochs is not None:
             repeats.check_in_epoch(sys._getframe(1), self._where, self, self._subject.doubts)

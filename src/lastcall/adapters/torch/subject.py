@@ -106,7 +106,7 @@ class TorchSubject:
         self._casualties: Casualties | None = None
         self._copy: Copy | None = None
         # called when the script continues from a loaded position
-        self.taken: Callable[[], None] = lambda: None
+        self.taken: Callable[[], bool] = lambda: True
         self.prelude: set[str] | None = None  # names that the script changes before its loop; None: unknown
         # optimizers that wait for parameter groups which the script has added inside its loop
         self.owed: set[str] = set()
@@ -233,6 +233,11 @@ class TorchSubject:
     @property
     def settled(self) -> bool:
         return self._gate.steps == self.mark
+
+    def stepped(self) -> object:
+        """Something to compare with later: another where the optimizer has stepped, or, where there is none,
+        the parameters have changed."""
+        return self._gate.steps or self.by_hand.seen()
 
     def stop_at_next_boundary(self) -> None:
         self._requested = True  # first: attend_from() reads it last
@@ -430,8 +435,8 @@ class TorchSubject:
             self._randomness.restore(self._epoch_randomness)
 
     def _position_taken(self) -> None:
-        self.taken()
-        self.put_randomness_back()
+        if self.taken():
+            self.put_randomness_back()
 
     def put_randomness_back(self) -> None:
         """As settle_randomness(), but not for good: what the script draws before its loop, or an interrupted
