@@ -58,6 +58,7 @@ class Carrier:
         self._handed = Handed({})
         self._thread: int | None = None
         self._entered: FrameType | None = None
+        self._above: list[frames.Space] = []  # of the modules whose functions led to the block
         self._owners: list[owners.Owner] = []
         self._looked_at: tuple[int, ...] = ()  # the frames in which they were found
         self._marks: dict[str, dict[str, Any]] = {}  # by owner: what each name was when it was first seen
@@ -81,6 +82,7 @@ class Carrier:
         self._thread = threading.get_ident()
         frames.belongs(frame)
         self._entered = next(frames.of_script(frame), None)
+        self._above = [frames.space(each) for each in frames.of_script(frame)]
         self._handed = Handed(self._state())
         if self.pending.get("tick"):
             self._put_back(list(self._chain(frame)), final=False, early=True)
@@ -295,7 +297,8 @@ class Carrier:
                     walk.below(f"protect: {name}", value)
         for key, value in roots:
             walk.below(key, value)
-        for space, code in frames.spaces(chain):
+        begun = [*map(frames.space, chain), *self._above] if chain else []
+        for space, code in frames.spaces(begun):
             module = str(space.get("__name__", ""))
             changed = places.rebound(space, code)
             if changed is not None and changed[0]:
