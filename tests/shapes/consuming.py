@@ -826,3 +826,32 @@ def evaluation_in_steps() -> None:
             learn(next(batches))
             if step in (0, 9):
                 _evaluated()
+
+
+def _one_ahead(batches: Any) -> Any:
+    """Holds one batch back."""
+    former = None
+    for batch in batches:
+        if former is not None:
+            yield former
+        former = [part + 0 for part in batch]
+
+
+@shape(kills=(0, 1, 2, 3, 4, 8, (4, 9), 12))
+def enumerate_over_a_look_ahead() -> None:
+    """The counts of a resumed pass begin with the batches that are drawn again."""
+    data = loader()
+    with protect(data=data) as run:
+        for _ in run.epochs(2):
+            for index, batch in enumerate(_one_ahead(run.batches(data))):
+                learn(batch, scale=1 / (1 + index + run.batch))
+
+
+@shape(kills=(4, 8), warned="is not saved: it is a generator")
+def look_ahead_over_an_enumerate() -> None:
+    data = loader()
+    with protect(data=data) as run:
+        for _ in run.epochs(2):
+            numbered = ([torch.tensor([index]), *batch] for index, batch in enumerate(run.batches(data)))
+            for batch in _one_ahead(numbered):
+                learn(batch)
