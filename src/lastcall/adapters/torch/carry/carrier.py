@@ -321,7 +321,7 @@ class Carrier:
                 self._left.add(f"{place.key}: {name}")
                 continue
             if type(value) in values.PLAIN:
-                if not self._is_guard(place, own, name):
+                if value is not True or not self._is_guard(place, own, name):
                     named[name] = value
                 continue
             if values.is_silent(value) or place.is_time(name, value):
@@ -450,7 +450,7 @@ class Carrier:
         for name, value in owner.some(moving).items():
             if type(value) is float and owner.is_time(name, value):
                 continue
-            if self._is_guard(owner, owner.read(), name):
+            if value is True and self._is_guard(owner, owner.read(), name):
                 continue
             if self._drawn_again(owner.key, name, value):
                 found.pop(owner.key, None)  # what its name stood for when the loop began
@@ -465,7 +465,7 @@ class Carrier:
 
     def _is_guard(self, where: owners.Owner | places.Place, own: Mapping[str, Any], name: str) -> bool:
         """Whether it says that something is open that a resumed script has to open again."""
-        return own[name] is True and where.is_guard(name, lambda other: self._is_lost(own, other))
+        return where.is_guard(name, lambda other: self._is_lost(own, other))
 
     def _is_lost(self, own: Mapping[str, Any], name: str) -> bool:
         value = own.get(name)
