@@ -777,3 +777,81 @@ def g13_iterable_dataset() -> None:
         for _ in run.epochs(2):
             for batch in run.batches(data):
                 learn(batch)
+
+
+# ---- an evaluation with another loader, at the first step and later ----------------------------------------
+
+
+def _evaluated() -> float:
+    return sum(float(each.sum()) for batch in loader(shuffle=False, batch_size=8) for each in batch) / 1000
+
+
+@shape(kills=(4, 8, 9, (4, 9), 12))
+def evaluation_in_a_tick_loop() -> None:
+    data, value = loader(), 0.0
+    with protect(data=data) as run:
+        batches = iter(data)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(data)
+                batch = next(batches)
+            learn(batch, scale=1 + value / 10)
+            if run.step in (0, 9):
+                value += _evaluated()
+            run.tick()
+            if run.step >= STEPS:
+                break
+
+
+@shape(kills=(4, 8, 9))
+def evaluation_in_a_tick_loop_whose_head_asks() -> None:
+    data = loader()
+    with protect(data=data) as run:
+        batches = forever(data)
+        while run.step < STEPS:
+            learn(next(batches))
+            if run.step in (0, 9):
+                _evaluated()
+            run.tick()
+
+
+@shape(kills=(4, 8, 9))
+def evaluation_in_steps() -> None:
+    data = loader()
+    with protect(data=data) as run:
+        batches = forever(data)
+        for step in run.steps(STEPS):
+            learn(next(batches))
+            if step in (0, 9):
+                _evaluated()
+
+
+def _one_ahead(batches: Any) -> Any:
+    """Holds one batch back."""
+    former = None
+    for batch in batches:
+        if former is not None:
+            yield former
+        former = [part + 0 for part in batch]
+
+
+@shape(kills=(0, 1, 2, 3, 4, 8, (4, 9), 12))
+def enumerate_over_a_look_ahead() -> None:
+    """The counts of a resumed pass begin with the batches that are drawn again."""
+    data = loader()
+    with protect(data=data) as run:
+        for _ in run.epochs(2):
+            for index, batch in enumerate(_one_ahead(run.batches(data))):
+                learn(batch, scale=1 / (1 + index + run.batch))
+
+
+@shape(kills=(4, 8), warned="is not saved: it is a generator")
+def look_ahead_over_an_enumerate() -> None:
+    data = loader()
+    with protect(data=data) as run:
+        for _ in run.epochs(2):
+            numbered = ([torch.tensor([index]), *batch] for index, batch in enumerate(run.batches(data)))
+            for batch in _one_ahead(numbered):
+                learn(batch)

@@ -273,6 +273,21 @@ def object_that_answers_with_errors() -> None:
                 touchy.__dict__["values"]["a"] += 1
 
 
+_best = 1.0
+
+
+@shape(kills=KILLS)
+def global_of_the_script_whose_loop_is_in_a_module() -> None:
+    """As minGPT's adder: the Trainer has the loop, the script a callback and a global."""
+    data = loader()
+
+    def step(batch: Any) -> None:
+        global _best
+        _best = min(_best * 0.99, learn(batch, scale=_best))
+
+    annealing.train(protect, forever(data), step, STEPS)
+
+
 def gentle() -> float:
     return 0.5
 

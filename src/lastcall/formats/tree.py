@@ -111,6 +111,12 @@ def _describe(value: object) -> tuple[str, str]:
     if isinstance(value, list | tuple | dict | set | frozenset | str | bytes | int | float):
         base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
         return f"a subclass of {base.__name__} ({name})", f"Save {base.__name__}(value) instead."
+    if hasattr(kind, "__iter__") and hasattr(kind, "__len__"):  # a wrapper around a loader
+        return (
+            f"a value of type {name}",
+            "Leave it out, and loop over run.batches(...) of it, which follows it; or give it "
+            "state_dict() and load_state_dict().",
+        )
     return (
         f"a value of type {name}",
         "Give it state_dict() and load_state_dict(), or save the numbers, text, lists and dicts that it "

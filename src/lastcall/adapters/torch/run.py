@@ -116,7 +116,7 @@ class Run:
         self._resumed: int | None = None
         self._loops_to_skip = 0
         self._skipped = False
-        self._counting = Counting(subject.doubts)
+        self._counting = Counting(subject.doubts, subject.lags)
         self._continues = False  # the next batches() loop is the one that was interrupted
         self.left_early = False  # the last incarnation left its loop by `break`, as an early stop does
         self._sites: set[tuple[object, ...]] = set()  # the batches() loops of this pass of it
@@ -364,7 +364,7 @@ class Run:
         gate, batches = self._gate, items.through(tracker, loader, subject.batches)
         if not subject.batches:
             batches = self._counting.watched(batches, itself)
-        elif not self._counting.resume(itself, sys._getframe().f_back, subject.batches):
+        elif not self._counting.resume(itself, sys._getframe().f_back, subject.batches, subject.drawn_again):
             subject.loops, subject.batches = subject.loops + 1, 0
             return
         self._looping += 1
@@ -439,6 +439,8 @@ class Run:
             repeats.check(sys._getframe(1), self._where, self, self._subject.doubts, batches=False)
             # __enter__ has put the generators back; this step has drawn from them
             self._subject.restored_randomness = None
+            if self._prelude is not None:
+                self._prelude.end()
             self._prelude = None
         elif not self._ticked and self._epochs is not None:
             repeats.check_in_epoch(sys._getframe(1), self._where, self, self._subject.doubts)

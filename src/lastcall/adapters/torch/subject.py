@@ -95,6 +95,9 @@ class TorchSubject:
         self._resumed_loaders: list[Any] = []
         # the loaders of this epoch's batches() that protect() does not know, in order
         self._asked: list[data.Tracker] = []
+        self._drawn_from: data.Tracker | None = None  # by the current batches() loop
+        self.lags: list[int] = []  # of the counters around it
+        self.drawn_again = 0  # batches that the last incarnation had read ahead
         self.restored_randomness: Captured | None = None
         self._epoch_randomness: Captured | None = None  # as it was when the current epoch began
         # as it was when the block began, in the first incarnation
@@ -106,7 +109,7 @@ class TorchSubject:
         self._casualties: Casualties | None = None
         self._copy: Copy | None = None
         # called when the script continues from a loaded position
-        self.taken: Callable[[], None] = lambda: None
+        self.taken: Callable[[], bool] = lambda: True
         self.prelude: set[str] | None = None  # names that the script changes before its loop; None: unknown
         # optimizers that wait for parameter groups which the script has added inside its loop
         self.owed: set[str] = set()
@@ -234,6 +237,11 @@ class TorchSubject:
     def settled(self) -> bool:
         return self._gate.steps == self.mark
 
+    def stepped(self) -> object:
+        """Something to compare with later: another where the optimizer has stepped, or, where there is none,
+        the parameters have changed."""
+        return self._gate.steps or self.by_hand.seen()
+
     def stop_at_next_boundary(self) -> None:
         self._requested = True  # first: attend_from() reads it last
         self.due = 0
@@ -262,6 +270,10 @@ class TorchSubject:
 
     def tracker(self, loader: object) -> data.Tracker:
         """The tracker of a loader that run.batches() is given."""
+        self._drawn_from = self._asked_for(loader)
+        return self._drawn_from
+
+    def _asked_for(self, loader: object) -> data.Tracker:
         known = self._trackers.get(id(loader))
         if known is not None and (known in self._asked or known not in self.loaders):
             return known
@@ -292,6 +304,15 @@ class TorchSubject:
     def loop_begins(self) -> None:
         for tracker in self._attended():
             tracker.loop_begins()
+
+    def _used(self) -> int:
+        """Batches of the current loop, without those that the script has read ahead: a resumed one draws
+        them, and counts them, again."""
+        return max(0, self.batches - self._ahead())
+
+    def _ahead(self) -> int:
+        drawn_from = self._drawn_from
+        return drawn_from.ledger.held() if isinstance(drawn_from, data.LoaderTracker) else 0
 
     def _attended(self) -> list[data.LoaderTracker]:
         trackers = (*self._trackers.values(), *self._noticed.trackers())
@@ -384,7 +405,7 @@ class TorchSubject:
         self._copy = Copy(
             self.boundary,
             (self.inside, self.loops),
-            self.batches,
+            self._used(),
             self.state.small(),
             self._randomness.capture(),
             self._positions(),
@@ -430,8 +451,8 @@ class TorchSubject:
             self._randomness.restore(self._epoch_randomness)
 
     def _position_taken(self) -> None:
-        self.taken()
-        self.put_randomness_back()
+        if self.taken():
+            self.put_randomness_back()
 
     def put_randomness_back(self) -> None:
         """As settle_randomness(), but not for good: what the script draws before its loop, or an interrupted
@@ -475,7 +496,7 @@ class TorchSubject:
             else ""
         )
         loaders = self._positions()
-        place = (self.inside, self.loops, self.batches)
+        place = (self.inside, self.loops, self._used())
         return self._assemble(
             document,
             groups,
@@ -590,7 +611,7 @@ class TorchSubject:
             try:
                 document, groups = self.state.capture()
                 loaders = self._positions()
-                place = (self.inside, self.loops, self.batches)
+                place = (self.inside, self.loops, self._used())
                 return self._assemble(
                     document, groups, self._randomness.capture(), loaders, step, because, place
                 )
@@ -628,6 +649,8 @@ class TorchSubject:
             run["block_randomness"] = self._randomness.to_document(self._block_randomness)
         if place[0] and self._epoch_randomness is not None:
             run["epoch_randomness"] = self._randomness.to_document(self._epoch_randomness)
+        if any(self.lags):
+            run["lags"], run["ahead"] = list(self.lags), self._ahead()
         if behind:
             run["behind"] = True
         if self.prelude is not None:
@@ -737,6 +760,9 @@ class TorchSubject:
         self.doubts.resume(run.get("doubts", []))
         self.saved_loop = run["loop"] if type(run.get("loop")) is int else 0
         self.saved_behind = run.get("behind") is True
+        lags, ahead = run.get("lags", []), run.get("ahead", 0)
+        if isinstance(lags, list) and all(type(lag) is int and 0 <= lag < 1 << 20 for lag in (*lags, ahead)):
+            self.lags[:], self.drawn_again = lags, ahead
         prelude = run.get("prelude")
         self.prelude = (
             {name for name in prelude if isinstance(name, str)} if isinstance(prelude, list) else None

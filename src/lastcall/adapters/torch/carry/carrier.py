@@ -58,6 +58,7 @@ class Carrier:
         self._handed = Handed({})
         self._thread: int | None = None
         self._entered: FrameType | None = None
+        self._above: list[frames.Space] = []  # of the modules whose functions led to the block
         self._owners: list[owners.Owner] = []
         self._looked_at: tuple[int, ...] = ()  # the frames in which they were found
         self._marks: dict[str, dict[str, Any]] = {}  # by owner: what each name was when it was first seen
@@ -81,6 +82,7 @@ class Carrier:
         self._thread = threading.get_ident()
         frames.belongs(frame)
         self._entered = next(frames.of_script(frame), None)
+        self._above = [frames.space(each) for each in frames.of_script(frame)]
         self._handed = Handed(self._state())
         if self.pending.get("tick"):
             self._put_back(list(self._chain(frame)), final=False, early=True)
@@ -295,7 +297,8 @@ class Carrier:
                     walk.below(f"protect: {name}", value)
         for key, value in roots:
             walk.below(key, value)
-        for space, code in frames.spaces(chain):
+        begun = [*map(frames.space, chain), *self._above] if chain else []
+        for space, code in frames.spaces(begun):
             module = str(space.get("__name__", ""))
             changed = places.rebound(space, code)
             if changed is not None and changed[0]:
@@ -318,7 +321,7 @@ class Carrier:
                 self._left.add(f"{place.key}: {name}")
                 continue
             if type(value) in values.PLAIN:
-                if not self._is_guard(place, own, name):
+                if value is not True or not self._is_guard(place, own, name):
                     named[name] = value
                 continue
             if values.is_silent(value) or place.is_time(name, value):
@@ -447,7 +450,7 @@ class Carrier:
         for name, value in owner.some(moving).items():
             if type(value) is float and owner.is_time(name, value):
                 continue
-            if self._is_guard(owner, owner.read(), name):
+            if value is True and self._is_guard(owner, owner.read(), name):
                 continue
             if self._drawn_again(owner.key, name, value):
                 found.pop(owner.key, None)  # what its name stood for when the loop began
@@ -462,7 +465,7 @@ class Carrier:
 
     def _is_guard(self, where: owners.Owner | places.Place, own: Mapping[str, Any], name: str) -> bool:
         """Whether it says that something is open that a resumed script has to open again."""
-        return own[name] is True and where.is_guard(name, lambda other: self._is_lost(own, other))
+        return where.is_guard(name, lambda other: self._is_lost(own, other))
 
     def _is_lost(self, own: Mapping[str, Any], name: str) -> bool:
         value = own.get(name)

@@ -13,7 +13,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -90,29 +90,35 @@ def _libraries() -> tuple[str, ...]:
     return tuple(sorted(os.path.abspath(path) for path in found))
 
 
-def spaces(chain: list[FrameType]) -> list[tuple[dict[str, Any], CodeType]]:
-    """The globals of the modules that these frames run in, and of those of the user's that they import, each
-    with some code of the module."""
-    found = {id(frame.f_globals): (frame.f_globals, frame.f_code) for frame in chain}
-    waiting = [space for space, _ in found.values()]
+Space = tuple[dict[str, Any], CodeType]  # the globals of a module, and some code of it
+
+
+def space(frame: FrameType) -> Space:
+    return frame.f_globals, frame.f_code
+
+
+def spaces(begun: Iterable[Space]) -> list[Space]:
+    """These, and those of the user's modules that they import."""
+    found = {id(own): (own, code) for own, code in begun}
+    waiting = [own for own, _ in found.values()]
     while waiting and len(found) < _MODULES:
         for value in list(waiting.pop().values()):
             named = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
             module = sys.modules.get(named) if isinstance(named, str) and is_own(named) else None
-            if module is None or id(space := vars(module)) in found:
+            if module is None or id(own := vars(module)) in found:
                 continue
-            code = _some_code(space)
+            code = _some_code(own)
             if code is not None and is_own_code(code):
-                found[id(space)] = (space, code)
-                waiting.append(space)
+                found[id(own)] = (own, code)
+                waiting.append(own)
     return list(found.values())
 
 
-def _some_code(space: dict[str, Any]) -> CodeType | None:
+def _some_code(own: dict[str, Any]) -> CodeType | None:
     """Of a function or a method that was defined in this module."""
-    for value in list(space.values()):
+    for value in list(own.values()):
         for each in (value, *(vars(value).values() if isinstance(value, type) else ())):
-            if isinstance(each, FunctionType) and each.__globals__ is space:
+            if isinstance(each, FunctionType) and each.__globals__ is own:
                 return each.__code__
     return None
 

@@ -408,7 +408,7 @@ class Ledger:
                 return state_of(latest.before_end, self.site)
             # another thread would make them with the loop's generators
             return {**self._before(latest, held), "remade": ()}
-        held = self._held()
+        held = self.held()
         if held and latest is not None:
             return self._before(latest, held)
         if latest is not None and latest.before_end is not None and self._end_is_ahead(latest):
@@ -427,7 +427,7 @@ class Ledger:
             return False
         return self.step() - latest.ended <= self.lead.held
 
-    def _held(self) -> int:
+    def held(self) -> int:
         """The draws that no step has used yet."""
         latest, held = self.latest, self.lead.held
         if not held or latest is None or self.pending is not None or latest.phase == LEFT:
@@ -440,7 +440,7 @@ class Ledger:
     def is_ahead(self, value: Any) -> bool | None:
         """Whether a value of the script is a batch that the resumed script draws again. None: unknown yet."""
         return (
-            self.lead.has(value, self._held())
+            self.lead.has(value, self.held())
             if self.noting and self.used is None and self.anchor is None
             else False
         )

@@ -3,9 +3,10 @@ resumed in its middle.
 
 A script that breaks, accumulates or sets a learning rate by the index would then train something else. So the
 counter that is pulling is found (it and everything between refer to the iterator, or are Python frames that
-wait for it) and set forward by as many batches as earlier incarnations had trained. Both keep their count as
-a C integer that they read after the inner next() has returned; where that lies is looked up on a counter of
-our own first, and where it is not found the first incarnation says so.
+wait for it) and set forward by as many batches as earlier incarnations had trained; one around a look-ahead
+that holds a batch back lags behind them. Both keep their count as a C integer that they read after the inner
+next() has returned; where that lies is looked up on a counter of our own first, and where it is not found the
+first incarnation says so.
 
 `enumerate` could be told from the source, too; but not the one in a library's function that the loader is
 handed to.
@@ -32,6 +33,7 @@ _KINDS = (enumerate, itertools.islice, types.GeneratorType, *_BETWEEN)
 Itself = list["weakref.ref[object]"]  # the iterator of run.batches(): not held, or it would never be dropped
 _RANGES = (type(iter(range(0))), type(iter(range(1 << 70))))
 _DEEP = 20  # iterators around an iterator that are looked at
+_LAGS = (2, 3)  # batches at which it shows how far a counter is behind them
 _LOOKS = (4, 8)  # batches at which a fresh loop is looked at: the counter must have gone on by the difference
 _LONGEST = "itertools.zip_longest"
 _REMEDY = "Use `run.batch`, which is right in a resumed epoch."
@@ -89,22 +91,24 @@ def find(iterator: object, frame: types.FrameType | None) -> list[Counter]:
 class Counting:
     """Of one run. A fresh loop is looked at once, a resumed one before its first batch."""
 
-    def __init__(self, doubts: Doubts) -> None:
+    def __init__(self, doubts: Doubts, lags: list[int]) -> None:
         self._doubts = doubts
+        self._lags = lags  # by counter, innermost first: batches that had come, less those counted
         self._known = False  # the counters of this incarnation's loops count batches, or were doubted
         self._seen: list[int] = []
 
-    def resume(self, itself: Itself, frame: types.FrameType | None, by: int) -> bool:
+    def resume(self, itself: Itself, frame: types.FrameType | None, by: int, again: int) -> bool:
         """The loop continues after `by` batches. False if it would not have gone on. `frame`: what waits for
-        its first batch."""
+        its first batch; `again`: batches that the script had read ahead, and draws once more."""
         if not known():
             return True  # the first incarnation has said so
         counters = [counter for counter in find(itself[0](), frame) if not counter.renewed(by)]
         self._known = True
         if any(counter.over(by) for counter in counters):
             return False
-        for counter in counters:
-            counter.advance(by)
+        lags = [*self._lags, *[0] * len(counters)]
+        for counter, lag in zip(counters, lags, strict=False):
+            counter.advance(by - max(0, lag - again))
         return True
 
     def watched(self, batches: Iterator[Any], itself: Itself) -> Iterator[Any]:
@@ -114,7 +118,7 @@ class Counting:
     def _looked_at(self, batches: Iterator[Any], itself: Itself) -> Iterator[Any]:
         self._seen = []
         for number in range(1, _LOOKS[-1] + 1):
-            if number == 1 or number in _LOOKS:
+            if number == 1 or number in (*_LAGS, *_LOOKS):
                 frame = sys._getframe().f_back  # that of run.batches()
                 iterator, waits = itself[0](), frame and frame.f_back
                 self._look(find(iterator, waits), waits, number, _beside(iterator) if number == 1 else "")
@@ -147,6 +151,8 @@ class Counting:
             )
         elif number == 1 and not all(counter.plain for counter in counters):
             self._doubt(f"the islice around run.batches(){where} has a start or a step")
+        elif number in _LAGS:
+            self._lags[:] = [max(0, number - 1 - counter.value) for counter in counters]
         elif number in _LOOKS:
             now = [counter.value for counter in counters]
             gone_on = [after - before for before, after in zip(self._seen, now, strict=False)]

@@ -43,17 +43,29 @@ class Prelude:
         self._outside = True  # the loop has not begun yet
         self._thread = threading.get_ident()  # the one that trains
         self._last = False
+        self._taken: object = None  # where the steps stood when the script took up a position
 
     @property
     def waiting(self) -> bool:
         """Whether the loop has not begun yet."""
         return self._mark is not None
 
-    def taken(self) -> None:
+    def taken(self) -> bool:
         """The script has taken up the position in its data: in a loop of its own, its steps begin here. A
-        thread that reads ahead says nothing about them."""
-        if self._entry is not None and threading.get_ident() == self._thread:
-            self.loop_begins(final=False)
+        thread that reads ahead says nothing about them. What is taken up behind a step, as the loader of an
+        evaluation is, belongs to the loop: False."""
+        if self._entry is None or threading.get_ident() != self._thread:
+            return True
+        if self._taken is not None and self._taken != self._subject.stepped():
+            self.end()
+            return False
+        self.loop_begins(final=False)
+        self._taken = self._subject.stepped()
+        return True
+
+    def end(self) -> None:
+        """The loop runs: nothing is restored any more."""
+        self._mark = None
 
     def in_own_pass(self) -> None:
         """The script is inside a loop of its own: what it does at the top of a pass, it may not have done
