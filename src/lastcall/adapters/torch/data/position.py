@@ -506,11 +506,12 @@ class Ledger:
             0.0,
         )
         state = state_of((None, begun, passage, *where), passage.site)
-        # who begins it again has a sampler that the script may have made anew
-        holds = held.saved(
-            tuple(holding.moving), passage.held if opened else None, None, now, passage.began_with()
-        )
-        return {**state, "anew": opened, "held": holds, **({"pool": None} if starts else {})}
+        state["anew"] = opened
+        if not opened:  # who begins it again may have a sampler that the script has made anew
+            state["held"] = held.saved(tuple(holding.moving), None, None, now, passage.began_with())
+        if starts:
+            state["pool"] = None
+        return state
 
     def note(self, passage: Pass | None = None) -> Noted:
         """This moment, for state_of(): taken at every batch, and told only when somebody asks."""
