@@ -133,7 +133,7 @@ def wrapped_workers_and_generator() -> None:
     train(PrefetchLoader(noisy(num_workers=1, generator=torch.Generator().manual_seed(8))))
 
 
-@shape(kills=(5, 8, 14), slow=True)
+@shape(kills=(3, 8, 14), slow=True)
 def wrapped_persistent_workers_left_early() -> None:
     data = PrefetchLoader(noisy(num_workers=1, persistent_workers=True))
     with protect() as run:

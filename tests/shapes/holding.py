@@ -280,28 +280,28 @@ def weights_of_a_wrapped_loader_for_each_epoch() -> None:
 class _Sharper(Sampler[int]):
     """Draws each index when it is asked for it, as often as its numbers say."""
 
-    def __init__(self, odds: list[float], sharpness: float, times: int) -> None:
+    def __init__(self, odds: list[float], sharpness: float, extra: int) -> None:
         self.odds = odds
         self.sharpness = sharpness
-        self.times = times
+        self.extra = extra
 
     def __len__(self) -> int:
         return COUNT
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(COUNT):
-            odds = [odd**self.sharpness + self.times for odd in self.odds]
+            odds = [odd**self.sharpness + self.extra for odd in self.odds]
             yield random.choices(range(COUNT), odds)[0]
 
 
 @shape(kills=(5, BATCHES + 5))
 def numbers_of_a_lazy_sampler_for_each_epoch() -> None:
-    odds, sharpness, times = [1.0] * COUNT, 1.0, 0
+    odds, sharpness, extra = [1.0] * COUNT, 1.0, 0
     with protect() as run:
         for _ in run.epochs(EPOCHS):
-            for batch in run.batches(loader(shuffle=False, sampler=_Sharper(list(odds), sharpness, times))):
+            for batch in run.batches(loader(shuffle=False, sampler=_Sharper(list(odds), sharpness, extra))):
                 sharpness = 0.9 * sharpness + min(learn(batch), 1.0)
-                times += 1
+                extra += 1
                 for number in batch[0].long().tolist():
                     odds[number] *= 1.2
 

@@ -489,7 +489,7 @@ class Ledger:
         """Told when it is saved: by then it is known what has changed since."""
         phase, draw = (INSIDE, passage.draw) if opened else (BETWEEN, None)
         pool, holding = passage.pool, self.holding
-        # whoever starts workers for it draws their seed first
+        # workers that are started for it get a seed first
         starts = not opened and pool is not None and pool.made_for is passage
         drawn_from = pool.created[3] if pool is not None and starts else passage.begin[3]
         now = holding.now() if passage.held is None else holding.then(passage.held)
@@ -507,7 +507,7 @@ class Ledger:
         )
         state = state_of((None, begun, passage, *where), passage.site)
         state["anew"] = opened
-        if not opened:  # who begins it again may have a sampler that the script has made anew
+        if not opened:  # who begins it again may have a new sampler
             state["held"] = held.saved(tuple(holding.moving), None, None, now, passage.began_with())
         if starts:
             state["pool"] = None

@@ -1,7 +1,7 @@
 """What the samplers of a pass held from its beginning: weights, lengths, a temperature.
 
-It does not change while the pass lasts, so `held` does not follow it. But a script that makes its loader anew
-for each epoch makes it from what training has changed since: a resumed script would draw the order of the
+It does not change while the pass lasts, so `held` does not follow it. But a script that makes a new loader
+for each epoch makes it of what training has changed since: a resumed script would draw the order of the
 interrupted pass with other weights. So it is saved as it was when the pass began, and stands in until the
 pass is over; then the sampler has again what the script gave it.
 
@@ -90,7 +90,7 @@ def _numeric(frozen: leaves.Frozen) -> bool:
 
 
 def _told_by_the_script(leaf: graph.Leaf) -> bool:
-    """set_epoch() is followed by itself."""
+    """set_epoch() is followed elsewhere."""
     return leaf.token == ".epoch" and hasattr(leaf.owner, "set_epoch")
 
 
