@@ -22,6 +22,7 @@ log = logging.getLogger("lastcall")
 Undo = Callable[[], None]
 
 _OF = ("sampler", "batch_sampler")
+_SIZE = ("batch_sampler", ".batch_size")  # what does not match in that is not put back
 _NUMBERS = ("f", "ints", "tensor", "array", "number")
 
 
@@ -43,7 +44,7 @@ def of(begin: dict[graph.Path, leaves.Frozen | None]) -> dict[graph.Path, leaves
     return {
         path: frozen
         for path, frozen in begin.items()
-        if path[0] in _OF and frozen is not None and _its_own(path) and _numeric(frozen)
+        if path[0] in _OF and path != _SIZE and frozen is not None and _its_own(path) and _numeric(frozen)
     }
 
 

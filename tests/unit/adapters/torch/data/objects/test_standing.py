@@ -124,5 +124,6 @@ def test_the_interrupted_pass_is_drawn_with_its_own_weights(caplog: pytest.LogCa
 def test_another_batch_size_or_world_has_the_script_s(batch_size: int, worlds: tuple[int, int]) -> None:
     loader = weighted(torch.arange(1.0, COUNT + 1), batch_size)
     follow(loader, interrupted()[0], worlds)
-    next(iter(loader))
+    batches = iter(loader)
+    next(batches, None)
     assert loader.sampler.weights.tolist() == list(range(1, COUNT + 1))
