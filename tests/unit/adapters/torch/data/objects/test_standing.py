@@ -16,6 +16,11 @@ COUNT = 16
 
 
 class Holder:
+    value: Any
+    weights: Any
+    level: Any
+    epoch: int
+
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
 
