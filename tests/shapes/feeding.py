@@ -115,6 +115,44 @@ def timm_prefetch_loader() -> None:
                 learn(batch, scale=1.0 + i / len(data))
 
 
+@shape(kills=(5, (8, BATCHES + 5)))
+def wrapped_persistent_workers() -> None:
+    """Its first pass starts the workers; the others find them there."""
+    train(PrefetchLoader(noisy(num_workers=1, persistent_workers=True)), epochs=3)
+
+
+@shape(kills=(5, BATCHES + 5, (5, BATCHES + 5)), slow=True)
+def wrapped_persistent_workers_and_generator() -> None:
+    own = torch.Generator().manual_seed(8)
+    train(PrefetchLoader(noisy(num_workers=2, persistent_workers=True, generator=own)))
+
+
+@shape(kills=(5, BATCHES + 5))
+def wrapped_workers_and_generator() -> None:
+    """The seed of the workers is drawn from the generator of the order, before it."""
+    train(PrefetchLoader(noisy(num_workers=1, generator=torch.Generator().manual_seed(8))))
+
+
+@shape(kills=(3, 8, 14), slow=True)
+def wrapped_persistent_workers_left_early() -> None:
+    data = PrefetchLoader(noisy(num_workers=1, persistent_workers=True))
+    with protect() as run:
+        for _ in run.epochs(3):
+            for number, batch in enumerate(run.batches(data)):
+                learn(batch)
+                if number == 5:
+                    break
+
+
+@shape(kills=(5, 8, 14), slow=True)
+def wrapped_persistent_workers_cut_short() -> None:
+    data = noisy(num_workers=1, persistent_workers=True)
+    with protect() as run:
+        for _ in run.epochs(3):
+            for batch in run.batches(itertools.islice(data, 6)):
+                learn(batch)
+
+
 @shape(kills=(0, 5), warned="the generator `PrefetchLoader.__iter__`")
 def timm_prefetch_loader_in_steps() -> None:
     """The generator carries a batch of the loader that was read ahead."""

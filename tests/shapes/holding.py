@@ -241,6 +241,71 @@ def weights_not_handed() -> None:
     _hard(False)
 
 
+def _made_for_each_epoch(around: Any = None, **options: Any) -> None:
+    """The sampler has a copy of the weights, as they are when its epoch begins."""
+    weights = torch.ones(COUNT)
+    with protect() as run:
+        for _ in run.epochs(EPOCHS):
+            sampler = WeightedRandomSampler(weights, COUNT)  # type: ignore[arg-type]
+            data: Any = loader(shuffle=False, sampler=sampler, **options)
+            for batch in run.batches(data if around is None else around(data)):
+                learn(batch)
+                weights[batch[0].long()] *= 1.5
+
+
+@shape(kills=(0, 5, BATCHES - 1, (5, BATCHES + 5)))
+def weights_of_a_loader_for_each_epoch() -> None:
+    _made_for_each_epoch()
+
+
+@shape(kills=(5,), slow=True)
+def weights_of_a_loader_with_workers_for_each_epoch() -> None:
+    _made_for_each_epoch(num_workers=2)
+
+
+class _Around:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.data:  # noqa: UP028
+            yield batch
+
+
+@shape(kills=(5, BATCHES + 5))
+def weights_of_a_wrapped_loader_for_each_epoch() -> None:
+    _made_for_each_epoch(_Around)
+
+
+class _Sharper(Sampler[int]):
+    """Draws each index when it is asked for it, as often as its numbers say."""
+
+    def __init__(self, odds: list[float], sharpness: float, extra: int) -> None:
+        self.odds = odds
+        self.sharpness = sharpness
+        self.extra = extra
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(COUNT):
+            odds = [odd**self.sharpness + self.extra for odd in self.odds]
+            yield random.choices(range(COUNT), odds)[0]
+
+
+@shape(kills=(5, BATCHES + 5))
+def numbers_of_a_lazy_sampler_for_each_epoch() -> None:
+    odds, sharpness, extra = [1.0] * COUNT, 1.0, 0
+    with protect() as run:
+        for _ in run.epochs(EPOCHS):
+            for batch in run.batches(loader(shuffle=False, sampler=_Sharper(list(odds), sharpness, extra))):
+                sharpness = 0.9 * sharpness + min(learn(batch), 1.0)
+                extra += 1
+                for number in batch[0].long().tolist():
+                    odds[number] *= 1.2
+
+
 # ---- G6: iterable datasets ---------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lastcall.adapters.torch.data import iterators, loader_facts, position
 from lastcall.adapters.torch.data.objects import generators as rng
-from lastcall.adapters.torch.data.objects import seeding
+from lastcall.adapters.torch.data.objects import seeding, standing
 
 
 def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
@@ -36,16 +36,22 @@ def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
         and _same_count(resume, loader)
     )
     ledger.pending = None
+    restore = ledger.holding.stand(
+        resume.stands(loader_facts.facts(loader), loader_facts.sampler_facts(loader))
+    )
     try:
         if inside or (resume.phase == position.LEFT and same_workers):
-            return _open_inside(loader, ledger, resume)
+            return _open_inside(loader, ledger, resume, restore)
         if resume.phase == position.BETWEEN and same_workers:
-            return _open_between(loader, ledger, resume)
-        iterator = _open_fresh(loader, ledger)
-        iterator._lc_pass.moves = True
-        ledger.moved()
+            iterator = _open_between(loader, ledger, resume)
+        else:
+            iterator = _open_fresh(loader, ledger)
+            iterator._lc_pass.moves = True
+            ledger.moved()
+        iterator._lc_pass.over_again = restore
         return iterator
     except BaseException:
+        restore()
         ledger.pending = resume
         raise
 
@@ -84,7 +90,9 @@ def _open_fresh(loader: Any, ledger: position.Ledger) -> Any:
     )
 
 
-def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) -> Any:
+def _open_inside(
+    loader: Any, ledger: position.Ledger, resume: position.Resume, restore: standing.Undo
+) -> Any:
     left = resume.phase == position.LEFT
     holding, told = ledger.holding, loader_facts.sampler_epochs(loader)
     if not left:
@@ -114,7 +122,7 @@ def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) 
             )
             passage = resume.to_pass(loader_facts.facts(loader), pool, loader_facts.sampler_facts(loader))
             iterator = iterators.FollowedMulti(loader, ledger, pool, passage)
-        passage.held, passage.held_at_draw = held, held_at_draw
+        passage.held, passage.held_at_draw, passage.over_again = held, held_at_draw, restore
         if (
             tuple(resume.state["facts"])[: 4 if passage.iterable else 2]
             != passage.facts[: 4 if passage.iterable else 2]
@@ -130,6 +138,7 @@ def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) 
         # That pass was over; the workers only had to load what they had prefetched of it. Now comes the next
         # one.
         loader_facts.set_sampler_epochs(loader, told)
+        restore()
         iterator._reset(loader)
     return iterator
 

@@ -397,7 +397,7 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
         if not first_iter:
             self._lc_drop_pass()
         if resumed is None:
-            passage = self._lc_begin(loader)
+            passage = self._lc_begin(loader, first_iter)
         else:
             passage = resumed
             rng.put(passage.begin, ledger.generators)
@@ -413,11 +413,15 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
         passage.workers_at_begin = tuple(pool.workers)
         ledger.begin(passage, resumed is not None)
 
-    def _lc_begin(self, loader: Any) -> position.Pass:
+    def _lc_begin(self, loader: Any, first_iter: bool) -> position.Pass:
         if self._lc_meanwhile is not None:
             rng.put(self._lc_meanwhile, self._lc_ledger.generators)
             self._lc_meanwhile = None
-        return new_pass(loader, self._lc_ledger, rng.take(self._lc_ledger.generators), self._lc_pool)
+            first_iter = False  # other incarnations had its workers
+        passage = new_pass(loader, self._lc_ledger, rng.take(self._lc_ledger.generators), self._lc_pool)
+        if first_iter:
+            self._lc_pool.made_for = passage
+        return passage
 
     def _lc_drop_pass(self) -> None:
         """Workers finish what was prefetched before the next pass: their generators move on, delivered or

@@ -141,6 +141,9 @@ class LoaderTracker:
         once."""
         position.check(state)
         state = rescaling.taken_up(state, self.loader, self.worlds)
+        if state.get("held") and self.worlds is not None and self.worlds[0] != self.worlds[1]:
+            # ranks, and their share, are among what samplers hold
+            state = {**state, "held": {**state["held"], "stands": ()}}
         self._ledger.generators = rng.find_generators(self.loader)
         self._warn_of_changes(state)
         rng.put_generators(state["generators"], self._ledger.generators)

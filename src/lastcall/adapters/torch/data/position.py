@@ -21,7 +21,7 @@ from lastcall.adapters.torch.data import worker_side as workers
 from lastcall.adapters.torch.data.delivery import between, lead, seen, sites
 from lastcall.adapters.torch.data.delivery.seen import Marks
 from lastcall.adapters.torch.data.objects import generators as rng
-from lastcall.adapters.torch.data.objects import held, lazy
+from lastcall.adapters.torch.data.objects import held, lazy, standing
 from lastcall.adapters.torch.data.objects.held import Pairs, Snapshot
 from lastcall.core.checkpoint.doubts import Doubts
 
@@ -55,6 +55,9 @@ class Pool:
         self.workers = list(saved)
         self.persistent = persistent
         self.asked = False  # the dataset has a state_dict(), which torchdata asks for
+        self.made_for: Pass | None = (
+            None  # the pass whose iterator started them; no incarnation had them before
+        )
         self._ended: set[int] = set()
 
     def absorb(self, message: object) -> None:
@@ -110,6 +113,8 @@ class Pass:
     former: Pass | None = None  # the one before, for what is held across the end of a pass
     held: Snapshot | None = None  # what the objects below the loader held when it began ...
     held_at_draw: Snapshot | None = None  # ... and at its first draw; None where that is the same
+    stands: dict[Any, Any] | None = None  # what its samplers held then; None: not looked at yet
+    over_again: standing.Undo | None = None  # gives them what the script made, where that is something else
     over: str = ""  # the kind of its dataset
     draws: int = 0  # from the sampler
     taken_out: int = 0  # batches of a stream that workers have made
@@ -130,6 +135,18 @@ class Pass:
             return False
         self.moved[number] = before
         return True
+
+    def began_with(self) -> dict[Any, Any]:
+        """What its samplers held when it began."""
+        if self.stands is None:
+            self.stands = standing.of(self.held or {})
+        return self.stands
+
+    def restore(self) -> None:
+        """The samplers get back what the script gave them."""
+        if self.over_again is not None:
+            self.over_again()
+            self.over_again = None
 
     @property
     def iterable(self) -> bool:
@@ -181,6 +198,12 @@ class Resume:
         """What the objects below the loader held at the first of these moments that is known."""
         document = self.state.get("held") or {}
         return next((document[name] for name in names if name in document), ())
+
+    def stands(self, facts: Facts, sampler: Sampler | None) -> Pairs:
+        """What the samplers held when the pass began, where they are those of a loader like that one."""
+        document = self.state.get("held") or {}
+        alike = self.state["facts"][1] == facts[1] and self.state.get("sampler") == sampler
+        return document.get("stands", ()) if alike else ()
 
     def to_pass(self, facts: Facts, pool: Pool | None, sampler: Sampler | None) -> Pass:
         state = self.state
@@ -307,6 +330,7 @@ class Ledger:
             self._settled()
         if passage in self._alive:
             self._alive.remove(passage)
+        passage.restore()
         # A peek (`next(iter(loader))`) inside a pass must not make that pass forgotten.
         if self.latest is passage and self._alive:
             self.latest = self._alive[-1]
@@ -464,7 +488,10 @@ class Ledger:
     def _beginning(self, passage: Pass, begun: int, opened: bool) -> dict[str, Any]:
         """Told when it is saved: by then it is known what has changed since."""
         phase, draw = (INSIDE, passage.draw) if opened else (BETWEEN, None)
-        holding = self.holding
+        pool, holding = passage.pool, self.holding
+        # workers that are started for it get a seed first
+        starts = not opened and pool is not None and pool.made_for is passage
+        drawn_from = pool.created[3] if pool is not None and starts else passage.begin[3]
         now = holding.now() if passage.held is None else holding.then(passage.held)
         where = (
             phase,
@@ -472,13 +499,19 @@ class Ledger:
             0,
             draw,
             passage.workers_at_begin,
-            passage.begin[3],
+            drawn_from,
             tuple(holding.moving),
             now,
             0,
             0.0,
         )
-        return {**state_of((None, begun, passage, *where), passage.site), "anew": opened}
+        state = state_of((None, begun, passage, *where), passage.site)
+        state["anew"] = opened
+        if not opened:  # who begins it again may have a new sampler
+            state["held"] = held.saved(tuple(holding.moving), None, None, now, passage.began_with())
+        if starts:
+            state["pool"] = None
+        return state
 
     def note(self, passage: Pass | None = None) -> Noted:
         """This moment, for state_of(): taken at every batch, and told only when somebody asks."""
@@ -536,7 +569,7 @@ def state_of(noted: Noted, site: str = "") -> dict[str, Any]:
         "seen": _seen(passage, delivered + failed) if remembered else (),
         "moved": tuple(itertools.islice(passage.moved.items(), often)) if remembered else (),
         "moves_unseen": passage.moves_unseen if remembered else False,
-        "held": held.saved(moving, passage.held, passage.held_at_draw, now)
+        "held": held.saved(moving, passage.held, passage.held_at_draw, now, passage.began_with())
         if remembered
         else held.saved(moving, None, None, now),
     }

@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lastcall.adapters.torch.data.objects import generators as rng
-from lastcall.adapters.torch.data.objects import graph, leaves
+from lastcall.adapters.torch.data.objects import graph, leaves, standing
 from lastcall.core.checkpoint.doubts import Doubts
 
 log = logging.getLogger("lastcall")
@@ -204,6 +204,12 @@ class Holding:
             elif leaf is not None:
                 _put_kept(path, frozen, leaf)
 
+    def stand(self, pairs: Iterable[Any]) -> standing.Undo:
+        """What the samplers of the interrupted pass held all through it, and are not seen to change."""
+        values = [(path, frozen) for path, frozen in pairs if tuple(path) not in self.moving]
+        found = graph.walk(self.tops, self._others, self._asked)[0] if values else {}
+        return standing.put(values, found)
+
     def take(self) -> Pairs:
         """What put() puts back to this moment."""
         return (
@@ -272,12 +278,22 @@ def _put_kept(path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf) -> None
 
 
 def saved(
-    moving: tuple[graph.Path, ...], begin: Snapshot | None, draw: Snapshot | None, now: Snapshot
+    moving: tuple[graph.Path, ...],
+    begin: Snapshot | None,
+    draw: Snapshot | None,
+    now: Snapshot,
+    stands: Snapshot | None = None,
 ) -> dict[str, Any] | None:
-    """Only text, numbers and bytes. `begin` and `draw` only have what was other than it is now."""
-    if not now and not moving:
+    """Only text, numbers and bytes. `begin` and `draw` only have what was other than it is now; `stands` is
+    what the samplers of the pass held when it began."""
+    if not now and not moving and not stands:
         return None
     document: dict[str, Any] = {"moving": moving, "now": _pairs(now)}
+    if stands:
+        # what moves, or is kept anyway, is in `now`
+        document["stands"] = _pairs(
+            {path: frozen for path, frozen in stands.items() if path not in now and path not in moving}
+        )
     for name, then in (("begin", begin), ("draw", draw)):
         if then is not None:
             document[name] = _pairs(
