@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from helpers.data.pipelines import BATCHES, learn, loader, parts, protect, samples, shape
+from helpers.data.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
 
 EPOCH_KILLS = (5, BATCHES - 1, (3, BATCHES + 5))
 
@@ -176,6 +176,144 @@ def epochs_that_begin_where_a_snapshot_of_the_scripts_own_ends() -> None:
             snapshot.write_text(str(epoch + 1))
             for batch in run.batches(data):
                 learn(batch, scale=1.0 + epoch)
+
+
+# ---- an inner loop of the script's own with tick(), inside run.epochs() ------------------------------------
+
+_STARTS_OVER = "starts from the beginning in an epoch that is resumed"
+
+
+@shape(kills=(5,), warned=_STARTS_OVER)
+def inner_while_that_counts_with_ticks() -> None:
+    """A fixed number of steps in an epoch, over an endless generator."""
+    data = loader()
+    with protect(data=data) as run:
+        batches, scale = forever(data), 1.0
+        for _ in run.epochs(4):
+            total = 0.0
+            n = 0
+            while n < 7:
+                total += learn(next(batches), scale=scale)
+                n += 1
+                run.tick()
+            scale = 1 / (1 + total / n)
+
+
+@shape(kills=(5,), warned=_STARTS_OVER)
+def inner_while_of_a_function_that_an_epoch_calls() -> None:
+    def one_epoch(run: Any) -> None:
+        n = 0
+        while True:
+            learn(torch.randn(4))
+            n += 1
+            run.tick()
+            if n >= 7:
+                break
+
+    with protect() as run:
+        for _ in run.epochs(4):
+            one_epoch(run)
+
+
+@shape(kills=(5,), warned=_STARTS_OVER)
+def inner_while_that_counts_in_an_attribute() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.n = 0
+
+        def train(self) -> None:
+            with protect() as run:
+                for _ in run.epochs(4):
+                    self.n = 0
+                    while self.n < 7:
+                        learn(torch.randn(4))
+                        self.n += 1
+                        run.tick()
+
+    Trainer().train()
+
+
+@shape(kills=(5,), warned=_STARTS_OVER)
+def sum_of_an_epoch_in_a_loop_over_data_with_ticks() -> None:
+    data = loader()
+    with protect(data=data) as run:
+        scale = 1.0
+        for _ in run.epochs(3):
+            total = 0.0
+            for batch in data:
+                total += learn(batch, scale=scale)
+                run.tick()
+            scale = 1 / (1 + total)
+
+
+@shape(kills=EPOCH_KILLS)
+def inner_loop_over_data_with_ticks() -> None:
+    data = loader()
+    with protect(data=data) as run:
+        for epoch in run.epochs(3):
+            for batch in data:
+                learn(batch, scale=1.0 + epoch)
+                run.tick()
+
+
+@shape(kills=(5,), warned=_STARTS_OVER)
+def inner_while_that_counts_in_a_parameter() -> None:
+    def one_epoch(run: Any, n: int = 0) -> None:
+        while n < 7:
+            learn(torch.randn(4))
+            n += 1
+            run.tick()
+
+    with protect() as run:
+        for _ in run.epochs(4):
+            one_epoch(run)
+
+
+@shape(kills=EPOCH_KILLS)
+def inner_loop_over_data_with_ticks_and_a_clock() -> None:
+    """Times that are taken for a log line are no part of training."""
+
+    class Timer:
+        began = 0.0
+        spent = 0.0
+
+    data, timer = loader(), Timer()
+    with protect(data=data) as run:
+        for _ in run.epochs(3):
+            timer.began = began = time.time()
+            timer.spent = 0.0
+            for batch in data:
+                learn(batch)
+                timer.spent += time.time() - timer.began
+                timer.began, began = time.time(), time.time()
+                assert began > 0
+                run.tick()
+
+
+@shape(kills=EPOCH_KILLS)
+def inner_while_without_a_tick() -> None:
+    """Accumulation, and an evaluation: no step of theirs is counted."""
+    data = loader()
+    with protect(data=data) as run:
+        for _ in run.epochs(3):
+            for batch in run.batches(data):
+                n = 0
+                while n < 2:
+                    learn(batch, update=n == 1)
+                    n += 1
+            k = 0
+            while k < 3:
+                k += 1
+
+
+@shape(kills=EPOCH_KILLS)
+def inner_while_up_to_what_the_run_has_done() -> None:
+    """The head asks the run, and nothing is set at the top of an epoch."""
+    with protect() as run:
+        for epoch in run.epochs(3):
+            while run.step < 10 * (epoch + 1):
+                learn(torch.randn(4))
+                run.tick()
 
 
 # ---- epochs of the script's own ----------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from lastcall.adapters.torch.carry.carrier import Carrier
 from lastcall.adapters.torch.carry.kept import Kept
 from lastcall.adapters.torch.data import items
 from lastcall.adapters.torch.driver import Driver
-from lastcall.adapters.torch.loop import arguments, collecting, endings, repeats
+from lastcall.adapters.torch.loop import arguments, collecting, ended, endings, epoch_top, repeats
 from lastcall.adapters.torch.loop.batches import Batches, Numbers
 from lastcall.adapters.torch.loop.counting import Counting, Itself
 from lastcall.adapters.torch.loop.forecast import Forecast
@@ -434,6 +434,7 @@ class Run:
         if not self._begun:
             self._check_entered()
             self._begun = True
+            self._check_ended(sys._getframe(1))
             if self._carrier is not None:
                 self._carrier.ticked(sys._getframe(1))
             repeats.check(sys._getframe(1), self._where, self, self._subject.doubts, batches=False)
@@ -444,6 +445,10 @@ class Run:
             self._prelude = None
         elif not self._ticked and self._epochs is not None:
             repeats.check_in_epoch(sys._getframe(1), self._where, self, self._subject.doubts)
+            if self._carrier is not None and not self._looping:
+                epoch_top.check(
+                    self._carrier.chain(sys._getframe(1)), self._carrier.loses, self._subject.doubts
+                )
         if self._subject.step - (self._resumed or 0) < _TICKS:
             repeats.check_tick(sys._getframe(1), self._ticked, self._subject.doubts)
         self._subject.in_pass = False
@@ -453,6 +458,12 @@ class Run:
         self._subject.step += 1
         self._boundary()
         self._subject.in_pass = True
+
+    def _check_ended(self, frame: FrameType) -> None:
+        """A step of a loop of the script's own: the last incarnation may have ended behind that loop."""
+        carrier, resumed = self._carrier, self._resumed
+        if carrier is not None and carrier.resumed_over and resumed is not None and not self._again:
+            ended.trains_again(carrier.came_to(frame), self.directory, resumed, self._subject.doubts)
 
     def _outside(self) -> bool:
         """Whether no loop of ours is running, and none of the script's that ticks."""
@@ -611,6 +622,7 @@ class Run:
             self._subject.refresh_if_stale()
             self._check_counted()
             self._subject.look_for_overlooked(last=True)
+            self._loop_is_over()
             driver.session.finish(
                 endings.reason(self._over(), self.step, self._steps, self.epoch, self._epochs)
             )
@@ -618,6 +630,17 @@ class Run:
             # SaveError: the end of training could not be saved
             return left
         return None
+
+    def _loop_is_over(self) -> None:
+        """A loop of the script's own has ended. Where there was none, or not a step of it, the run may have
+        finished before."""
+        carrier, resumed = self._carrier, self._resumed
+        if carrier is None or self._over() is not None:
+            return
+        if self._begun:
+            carrier.loop_is_over()
+        elif carrier.resumed_over and resumed == self._subject.step and not self._again:
+            endings.nothing_left(self.directory, resumed, False)
 
     def _check_counted(self) -> None:
         """A run that has trained outside of all loops has finished at step 0, and does all of it again."""

@@ -8,6 +8,7 @@ at, on the training thread, and never in between.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -72,6 +73,10 @@ class Carrier:
         self._learned = 0.0
         self._read: Saved = {}  # what was read last
         self._told: dict[str, set[str]] = {}
+        self._places: dict[str, set[places.Place]] = {}  # by frame: where it stood in its loops
+        self._over = False  # the script's own loop has ended
+        self._returned: dict[str, set[str]] = {}  # by frame: names that were put back
+        self.resumed_over = False  # the checkpoint was saved behind the end of the script's own loop
         self.kept = Kept()
         self.pending: Saved = {}  # of the checkpoint, until the loop that it was saved in has begun
 
@@ -84,9 +89,9 @@ class Carrier:
         self._entered = next(frames.of_script(frame), None)
         self._above = [frames.space(each) for each in frames.of_script(frame)]
         self._handed = Handed(self._state())
-        if self.pending.get("tick"):
-            self._put_back(list(self._chain(frame)), final=False, early=True)
-        self._looked(list(self._chain(frame)), anew=True)
+        if self.pending.get("tick") or self.pending.get("over"):
+            self._put_back(list(self.chain(frame)), final=False, early=True)
+        self._looked(list(self.chain(frame)), anew=True)
 
     def leave(self) -> None:
         self._entered, self._thread = None, None
@@ -95,7 +100,7 @@ class Carrier:
     def begin(self, frame: FrameType | None, *, final: bool) -> None:
         """A loop begins. `final`: it is the innermost one of those that the checkpoint was saved in."""
         self._thread = threading.get_ident()
-        chain = list(self._chain(frame))
+        chain = list(self.chain(frame))
         self._remember(chain)
         self._handed = Handed(self._state())
         if self.pending:
@@ -111,15 +116,25 @@ class Carrier:
         self.pending = {}
         self._ticking = True
         if self._thread is not None:
-            self._check_tick(list(self._chain(frame)))
+            self._check_tick(list(self.chain(frame)))
 
     _ticking = False
+
+    def loop_is_over(self) -> None:
+        """The block ends behind a loop of the script's own. What that has carried is saved as it is now, and
+        the loop of a run that is started again ends where it asks."""
+        self._over = True
+
+    def came_to(self, frame: FrameType | None) -> list[tuple[places.Place, frozenset[str]]]:
+        """Where the script's frames stand, each with the names that were put back there."""
+        found = map(places.of, self.chain(frame))
+        return [(place, frozenset(self._returned.get(place.key, ()))) for place in found]
 
     def asked(self, frame: FrameType | None) -> bool:
         """The script asks where to continue. In the head of its own loop (`range(run.step, n)`), what the
         loop carries can be put back. Says whether it is there, for the first time: a pass that ends without a
         tick() comes to the head again."""
-        chain = list(self._chain(frame))
+        chain = list(self.chain(frame))
         place = places.of(chain[0]) if chain else None
         if (
             place is None
@@ -143,7 +158,7 @@ class Carrier:
                 self._reads += 1
                 thorough = thorough or self._reads <= _OFTEN or not self._reads & (self._reads - 1)
                 began = time.thread_time()
-                chain = list(self._chain(sys._getframe(1)))
+                chain = list(self.chain(sys._getframe(1)))
                 self._read = self._looked(chain, thorough=thorough)
                 self._modes = {
                     owner.key: owner.value.training
@@ -202,13 +217,13 @@ class Carrier:
         if isinstance(saved, dict) and all(
             isinstance(part, dict) for part in (saved.get("frames"), saved.get("owners"))
         ):
-            self.pending = saved
+            self.pending, self.resumed_over = saved, saved.get("over") is True
             both = (*saved["owners"].items(), *saved["frames"].items())
             self._moving.update({key: set(named) for key, named in both if isinstance(named, dict)})
 
     # ---- reading -------------------------------------------------------------------------------------------
 
-    def _chain(self, frame: FrameType | None) -> Iterator[FrameType]:
+    def chain(self, frame: FrameType | None) -> Iterator[FrameType]:
         """The script's frames up to the one that entered the block."""
         for each in frames.of_script(frame):
             yield each
@@ -244,7 +259,10 @@ class Carrier:
             if place.loops:
                 looped = True
                 if place.key not in named and place.node is not None:
+                    self._places.setdefault(place.key, set()).add(place)
                     named[place.key] = self._locals(place, own, frame)
+            elif self._over and place.key not in named:
+                named[place.key] = self._locals_behind(place.key, own)
             if quick:
                 continue
             names = own if anew else place.remade
@@ -269,6 +287,13 @@ class Carrier:
         for key in (self._left | written) & found.keys():
             del found[key]
         named = {key: values_ for key, values_ in named.items() if values_}
+        if self._over:
+            return {
+                "frames": named,
+                "owners": found,
+                "over": True,
+                **({"tick": True} if self._ticking else {}),
+            }
         if not looped or not (named or found):
             return {}
         if not quick:
@@ -341,6 +366,22 @@ class Carrier:
                 "cannot put back",
                 _REMEDY,
             )
+        return named
+
+    def _locals_behind(self, key: str, own: Mapping[str, Any]) -> Saved:
+        """Of what the loops of a frame needed, what is there behind them. The script may have used a name
+        for something else since: that is no reason for a warning."""
+        named = {}
+        for place in self._places.get(key, ()):
+            for name in place.asked:
+                if name not in own or place.is_time(name, own[name]):
+                    continue
+                if values.is_silent(own[name]) or self._drawn_again(key, name, own[name]):
+                    continue
+                if self._is_guard(place, own, name):
+                    continue
+                with contextlib.suppress(values.Unsavable):
+                    named[name] = values.savable(own[name], self._handed)
         return named
 
     def _check_function(self, place: places.Place, name: str, value: Any) -> None:
@@ -541,6 +582,15 @@ class Carrier:
                     "run.carry(...)`.",
                 )
 
+    def loses(self, place: places.Place, name: str, value: object) -> bool:
+        """Whether a name matters that is not put back: batches that were read ahead are drawn again."""
+        return (
+            _saves(value, self._handed)
+            and not place.is_time(name, value)
+            and not values.is_silent(value)
+            and self._is_ahead(value) is False
+        )
+
     # ---- putting back --------------------------------------------------------------------------------------
 
     def _put_back(self, chain: list[FrameType], *, final: bool, early: bool = False) -> None:
@@ -587,6 +637,7 @@ class Carrier:
         return found if isinstance(named, dict) else None
 
     def _write(self, frame: FrameType, named: Saved, own: Mapping[str, Any]) -> None:
+        self._returned.setdefault(places.of(frame).key, set()).update(named)
         made = {name: _like(own.get(name), value) for name, value in named.items()}
         frames.write(frame, made)
 

@@ -109,6 +109,11 @@ def _look(code: CodeType, line: int, node: sources.Body) -> Place:
     return Place(code, line, tuple(loops), changing, needed, carried, fresh, node)
 
 
+def exposed(place: Place, loop: Loop) -> frozenset[str]:
+    """The names that a pass of this loop may read as the pass before has left them."""
+    return _flow(place.node).exposed(loop) if place.node is not None else frozenset()
+
+
 def rebound(space: Mapping[str, Any], code: CodeType) -> tuple[frozenset[str], ast.AST] | None:
     """The globals of a module that its functions assign, and its source."""
     if len(_spaces) > 200:
