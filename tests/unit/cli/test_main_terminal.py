@@ -16,6 +16,7 @@ from helpers.core.bare_core import flip
 from helpers.processes.forkserver import environment
 from lastcall.cli import output
 from lastcall.cli import parser as parsers
+from lastcall.notices import ancestry
 
 LONG = "a reason that is much longer than the column in which it stands, as those of schedulers are"
 STEPS = (100, 2000, 30_000, 400_000)
@@ -49,6 +50,9 @@ def run(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> P
     (root / "checkpoint-5.damaged-0").mkdir()
     (root / "checkpoint-9").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        ancestry, "parent_of", lambda pid: 0
+    )  # a make above these tests, which doctor would quote
     (tmp_path / "train.sh").write_text("python train.py\n")
     return Path("run")
 
