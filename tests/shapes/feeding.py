@@ -133,7 +133,30 @@ def wrapped_workers_and_generator() -> None:
     train(PrefetchLoader(noisy(num_workers=1, generator=torch.Generator().manual_seed(8))))
 
 
-@shape(kills=(3, 8, 14), slow=True)
+@shape(kills=(3, 4, 5, 6, (5, 11), 11))
+def wrapped_left_early() -> None:
+    """Stopped in the last step before the `break`, too."""
+    data = PrefetchLoader(noisy())
+    with protect() as run:
+        for _ in run.epochs(3):
+            for number, batch in enumerate(run.batches(data)):
+                learn(batch)
+                if number == 5:
+                    break
+
+
+@shape(kills=(4, 5, 6, 11))
+def list_left_early() -> None:
+    data = [torch.full((4,), float(number)) for number in range(BATCHES)]
+    with protect() as run:
+        for _ in run.epochs(3):
+            for number, batch in enumerate(run.batches(data)):
+                learn(batch)
+                if number == 5:
+                    break
+
+
+@shape(kills=(3, 5, 8, 14), slow=True)
 def wrapped_persistent_workers_left_early() -> None:
     data = PrefetchLoader(noisy(num_workers=1, persistent_workers=True))
     with protect() as run:

@@ -389,8 +389,11 @@ class TorchSubject:
                 self.batches,
                 self._copy,
             ) = here
-        for tracker in self._attended():
-            tracker.ledger.take_back()
+            for tracker in self._trackers.values():
+                if isinstance(tracker, items.ItemsTracker):
+                    tracker.take_back()
+        for attended in self._attended():
+            attended.ledger.take_back()
 
     def refresh_if_stale(self) -> None:
         """Where a long stay begins (an evaluation after the last batch), the copy should be of the last

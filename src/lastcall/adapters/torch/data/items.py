@@ -73,6 +73,8 @@ class ItemsTracker:
         self._glimpses: deque[tuple[int, int]] = deque(maxlen=seen.KEPT)
         self._seen: seen.Marks = ()  # of the pass that is continued
         self._open: set[int] = set()  # ledgers with an iterator that was made before the pass began
+        # of a pass that was left, until the next one: what was used of it, and where it began underneath
+        self._left: tuple[int, list[tuple[position.Ledger, Any]]] | None = None
 
     def attach(self) -> None:
         pass
@@ -113,7 +115,7 @@ class ItemsTracker:
         return self.through(self.loader)
 
     def through(self, source: Any) -> Iterator[Any]:
-        again, self._again = self._again, 0
+        again, self._again, self._left = self._again, 0, None
         now = rng.take_parts()
         if again and self._begin is not None:
             rng.put_parts(self._begin)
@@ -141,9 +143,26 @@ class ItemsTracker:
             self.delivered += 1
             if self.delivered == 1:
                 self._look_for_threads({*threading.enumerate()} - threads | _threads_of(source))
-            yield item
+            try:
+                yield item
+            except GeneratorExit:
+                self._leave()
+                raise
         self._release()
         self.delivered, self.exhausted = 0, True
+
+    def _leave(self) -> None:
+        """By `break`, or by an exception: it looks the same from here."""
+        self._left = self.delivered, [(ledger, ledger.anchor) for ledger in self._ledgers()]
+        self._release()
+        self.delivered = 0
+
+    def take_back(self) -> None:
+        """It was no `break`: the pass stands where it was interrupted."""
+        if self._left is not None:
+            self.delivered, anchors = self._left
+            for ledger, anchor in anchors:
+                ledger.anchor = anchor
 
     def _look_for_threads(self, started: set[threading.Thread]) -> None:
         """Those that draw by themselves: what they have drawn at a boundary, and with which random numbers,
