@@ -656,3 +656,28 @@ def numbers_to_be_written_wait_in_a_queue() -> None:
                 assert job.result() == 7
                 job = pool.submit(int, "7")
                 written.get()
+
+
+# ---- an object that two functions of the loop know ---------------------------------------------------------
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def _epoch_of(run: Any, data: Any, tally: Tally) -> None:
+    for batch in run.batches(data):
+        learn(batch, scale=1 / (1 + tally.count))
+
+
+@shape(kills=((BATCHES, BATCHES + 4), (BATCHES + 1, BATCHES + 4), (BATCHES + 4, BATCHES + 6)))
+def object_that_the_inner_function_only_reads() -> None:
+    """As timm's saver: stopped where the outer function stands, and then in the inner one."""
+    data, more, tally = loader(), [torch.full((4,), float(number)) for number in range(2)], Tally()
+    with protect(data=data) as run:
+        for _ in run.epochs(3):
+            _epoch_of(run, data, tally)
+            for batch in run.batches(more):
+                learn(batch)
+                tally.count += 1

@@ -272,7 +272,7 @@ class Carrier:
                 if name in own and not place.is_left(name)
             ]
         if anew:
-            self._owners = self._find(roots, chain)
+            self._owners = self._known_again(self._find(roots, chain))
             self._looked_at = tuple(map(id, chain))
         if chain and not quick:
             calls.check_recursion(chain, self._doubts)
@@ -300,6 +300,15 @@ class Carrier:
             calls.check_iterator(chain[0], found, self._doubts)
         self._tell(named, found, chain)
         return {"frames": named, "owners": found, **({"tick": True} if self._ticking else {})}
+
+    def _known_again(self, found: list[owners.Owner]) -> list[owners.Owner]:
+        """An object that another frame leads to has another key: what moves of it is known already."""
+        before = {id(owner.value): owner.key for owner in self._owners}
+        for owner in found:
+            key = before.get(id(owner.value), owner.key)
+            if key != owner.key and key in self._moving:
+                self._moving.setdefault(owner.key, set()).update(self._moving[key])
+        return found
 
     def _look(self, roots: list[tuple[str, Any]], found: Saved, *, anew: bool) -> bool:
         known = {id(owner.value) for owner in self._owners}
