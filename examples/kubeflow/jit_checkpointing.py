@@ -141,9 +141,10 @@ trainer = TransformersTrainer(
 job = client.train(trainer=trainer, runtime="torch-distributed")
 print("submitted", job)
 
-# %% [markdown] ## Pause On a cluster the TrainJob is suspended (`lastcall kube pause trainjob/NAME` or the
-# dashboard do the same): its pods get SIGTERM, save and go. Without one, `lastcall pause` asks the run in its
-# folder.
+# %% [markdown]
+# ## Pause
+# On a cluster the TrainJob is suspended (`lastcall kube pause trainjob/NAME` or the dashboard do the same):
+# its pods get SIGTERM, save and go. Without one, `lastcall pause` asks the run in its folder.
 
 
 # %%
